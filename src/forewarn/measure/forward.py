@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 from forewarn.measure.hooks import Hook
 from forewarn.measure.module_hooks import is_first_forward
-from forewarn.measure.module_tree import Tree, named_modules
+from forewarn.measure.module_tree import Seen, Tree, named_modules
 from forewarn.measure.nested import nested_tensors
 from forewarn.measure.probe import GradientTap, ModuleTap, Probe
 
 if TYPE_CHECKING:
     from forewarn.measure.loop import Loop
 
+
+_ENTERED, _LEFT = "register_forward_pre_hook", "register_forward_hook"
 
 _Target = tuple[Probe, Callable[..., Iterable[GradientTap] | None]]
 """A probe and its callback, which takes a module's arguments, or its arguments and output."""
@@ -42,7 +45,7 @@ class ForwardPass:
     def begin(self) -> None:
         """Direct the hooks to what the probes want to see."""
         loop, root = self._loop, self._root
-        seen = _Seen(loop.tree.hookable, loop.tree.any_compiled)
+        seen = loop.tree.seen()
         if seen.hookable is not loop.hooked:  # a hook must not keep a module that was taken out
             loop.module_hooks.remove()
             loop.hooked = seen.hookable
@@ -51,15 +54,22 @@ class ForwardPass:
             asked = [(probe, loop.guard(probe, self._asked, probe) or ()) for probe in self._probes]
         finally:
             _passing.clear()
-        if loop.taps is None or not loop.taps.hold(root, asked):
+        before = loop.taps
+        if before is None or not before.hold(root, asked):
             loop.taps = Taps(loop, root, asked)
+        taps = loop.taps
+        assert taps is not None
         # The root's hooks are already running and it can take no more, so its probes are called here and in `end`.
-        if loop.taps.entering_root is not None:
-            loop.taps.entering_root(root, *self._given)
-        for tapped in loop.taps.entered.values():
-            self._put(tapped, "register_forward_pre_hook")
-        for tapped in loop.taps.left.values():
-            self._put(tapped, "register_forward_hook")
+        if taps.entering_root is not None:
+            taps.entering_root(root, *self._given)
+        if taps is before and loop.module_hooks.all_stand():
+            return
+        if before is not None and before.root is root:
+            loop.module_hooks.keep_only((*zip(taps.entered, repeat(_ENTERED)), *zip(taps.left, repeat(_LEFT))))
+        for tapped in taps.entered.values():
+            self._put(tapped, _ENTERED)
+        for tapped in taps.left.values():
+            self._put(tapped, _LEFT)
 
     def end(self, output: Any) -> None:
         """Disable the hooks, then tell the probes; `output` is None if the forward pass raised."""
@@ -83,6 +93,7 @@ class ForwardPass:
         try:
             self._loop.module_hooks.direct(tapped.module, register, tapped)
         except Exception as error:
+            self._loop.module_hooks.is_complete = False
             self._loop.refused(tapped.module, [probe for probe, _ in tapped.targets], error)
 
 
@@ -91,7 +102,7 @@ class Taps:
 
     def __init__(self, loop: Loop, root: nn.Module, asked: _Asked) -> None:
         self._loop = loop
-        self._root = root
+        self.root = root
         self._asked = asked
         self.entered: dict[int, _Tapped] = {}
         """By module id, since a module may define its own equality."""
@@ -106,7 +117,7 @@ class Taps:
     def hold(self, root: nn.Module, asked: _Asked) -> bool:
         """Whether the same probes want to see the same."""
         return (
-            root is self._root
+            root is self.root
             and len(asked) == len(self._asked)
             and all(
                 probe is before[0] and len(taps) == len(before[1]) and all(map(is_, taps, before[1]))
@@ -178,29 +189,22 @@ class Reached:
                 loop.switch_off(self._probe, error)
 
 
-class _Seen(NamedTuple):
-    """What a `Tree` says at one moment."""
-
-    hookable: dict[str, nn.Module]
-    any_compiled: bool
-
-
-_passing: dict[int, _Seen] = {}
+_passing: dict[int, Seen] = {}
 """By model id, the modules of the model whose hooks are being directed: several probes ask for them."""
 
 
 def hookable_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """`Tree.hookable` of a model; within `Probe.module_taps`, the model has been walked already."""
-    return _tree(model).hookable
+    """`Seen.hookable` of a model; within `Probe.module_taps`, the model has been walked already."""
+    return _seen(model).hookable
 
 
 def any_compiled(model: nn.Module) -> bool:
-    """`Tree.any_compiled` of a model, just as cheap."""
-    return _tree(model).any_compiled
+    """`Seen.any_compiled` of a model, just as cheap."""
+    return _seen(model).any_compiled
 
 
-def _tree(model: nn.Module) -> Tree | _Seen:
-    return _passing.get(id(model)) or Tree(model)
+def _seen(model: nn.Module) -> Seen:
+    return _passing.get(id(model)) or Tree(model).seen()
 
 
 def differentiable(output: Any) -> list[Tensor]:

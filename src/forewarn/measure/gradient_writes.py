@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import attrgetter, is_
 
 from torch import Tensor, nn
@@ -54,11 +54,11 @@ class EarlierGradients:
     def __init__(self) -> None:
         self._found: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
-    def step_begins(self, parameters: Iterable[nn.Parameter]) -> None:
+    def step_begins(self, parameters: Sequence[nn.Parameter]) -> None:
         self._found = {
             id(parameter): (weakref.ref(gradient), _version(gradient))
-            for parameter in parameters
-            if (gradient := parameter.grad) is not None
+            for parameter, gradient in zip(parameters, map(_gradient_of, parameters), strict=True)
+            if gradient is not None
         }
 
     def has(self, parameter: nn.Parameter, is_first_pass: bool) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -131,6 +131,13 @@ class Hooks:
             self._hooks.remove(hook)
             raise
         return hook
+
+    def take_off(self, hooks: Collection[Hook]) -> None:
+        """Remove some hooks."""
+        for hook in hooks:
+            hook.take_off()
+        removed = set(map(id, hooks))
+        self._hooks = [hook for hook in self._hooks if id(hook) not in removed]
 
     def remove(self) -> None:
         """Remove every hook; safe to call again."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from forewarn.measure.engine.layer_outputs import Board, Layout, Look, Tally
+from forewarn.measure.engine.layer_outputs import Board, Layout, Look, Shelf, Tally
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 from forewarn.measure.module_tree import children_of
 from forewarn.measure.nested import nested_tensors
@@ -50,6 +50,17 @@ class Layers:
         self.saturated_from = saturated_from
         self.channels_first: bool | None = None
         """Whether the latest layer with weights has its channels first; None before there was one."""
+        self._shelves: dict[Shelf, list[str]] = {}
+        self._version = -1
+
+    def shelves(self) -> dict[Shelf, list[str]]:
+        """The scopes of the outputs whose units are on each shelf."""
+        if self._version != self.board.version:
+            self._version, self._shelves = self.board.version, {}
+            for scope, output in self.outputs.items():
+                if output.tally.look is not Look.NOTHING:
+                    self._shelves.setdefault(output.tally.shelf, []).append(scope)
+        return self._shelves
 
 
 class Layer:
@@ -92,27 +103,27 @@ class Output:
         """Whether this is the output of the whole model."""
         self._layers = layers
         self.tally = Tally(layers.board, *_look(module, chosen, layers.saturated_from))
+        self._looks_at_answers = self.tally.look in (Look.INSIDE, Look.PEAKED)
         self._shape: torch.Size | None = None
         self._layout = Layout(0, 0, 0)
         self._address = 0
 
     def see(self, tensor: Tensor) -> None:
         """Add the tensor's current values: it may change or be freed right after."""
-        if not tensor.is_floating_point():
-            return
         if tensor.is_contiguous():
+            if self._looks_at_answers:
+                self._address = _address(tensor)
             if tensor.shape != self._shape:
                 self._shape, self._layout = tensor.shape, self._laid_out(tensor.shape)
-            if self.tally.look in (Look.INSIDE, Look.PEAKED):
-                self._address = _address(tensor)
-            self.tally.add(tensor, self._layout)
-            return
-        with hidden_from_checkpointing():
-            layout = self._laid_out(tensor.shape)
-            if tensor.dim() == 4 and layout.inner > 1 and tensor.is_contiguous(memory_format=torch.channels_last):
-                tensor = tensor.detach().permute(0, 2, 3, 1)
-                layout = self._sampled(layout.outer * layout.inner, layout.units, 1)
-            self.tally.add(tensor, layout)
+            if not self.tally.add_alike(tensor, self._layout) and tensor.is_floating_point():
+                self.tally.add(tensor, self._layout)
+        elif tensor.is_floating_point():
+            with hidden_from_checkpointing():
+                layout = self._laid_out(tensor.shape)
+                if tensor.dim() == 4 and layout.inner > 1 and tensor.is_contiguous(memory_format=torch.channels_last):
+                    tensor = tensor.detach().permute(0, 2, 3, 1)
+                    layout = self._sampled(layout.outer * layout.inner, layout.units, 1)
+                self.tally.add(tensor, layout)
 
     def is_in(self, tensor: Tensor) -> bool:
         """Whether the latest tensor seen has the same address as this one."""

@@ -84,7 +84,8 @@ class Loop:
         """Whether the step before was measured."""
         self.stopwatch = stopwatch
         self.model = model
-        self.tree = Tree(model)
+        is_indexed = parameter_index is not None and parameter_index.called is model
+        self.tree = parameter_index.tree if parameter_index is not None and is_indexed else Tree(model)
         """The modules that hooks can be put on."""
         self.module_hooks = StandingHooks(self.hook_failed)
         """The hooks of measured forward passes."""

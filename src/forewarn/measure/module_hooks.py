@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from operator import call
 from typing import Any
 
 import torch
@@ -41,6 +42,30 @@ class StandingHooks(Hooks):
     def __init__(self, failed: Callable[[Exception], None]) -> None:
         super().__init__(failed, traced=True)  # the model may be compiled meanwhile
         self._standing: dict[tuple[int, str], Hook] = {}
+        self._places: list[Callable[[], Any]] = []
+        """Weak references to the dictionaries in which torch keeps these hooks."""
+        self._ids: list[int] = []
+        """Their keys there."""
+        self.is_complete = True
+        """Whether no module has refused one."""
+
+    def all_stand(self) -> bool:
+        """Whether no module has refused a hook, and torch still calls each after all others of its kind."""
+        if len(self._ids) != len(self._standing):
+            hooks = self._standing.values()
+            self._places = [hook.handle.hooks_dict_ref for hook in hooks]
+            self._ids = [hook.handle.id for hook in hooks]
+        try:
+            return self.is_complete and list(map(next, map(reversed, map(call, self._places)))) == self._ids
+        except TypeError:  # a dictionary is gone
+            return False
+
+    def keep_only(self, wanted: Collection[tuple[int, str]]) -> None:
+        """Remove the hooks that nobody wants any more; `wanted` are module ids and methods of registration."""
+        unwanted = self._standing.keys() - set(wanted)
+        if unwanted:
+            self.take_off([self._standing.pop(key) for key in unwanted])
+            self._ids = []
 
     def direct(self, module: nn.Module, register: str, target: Callable[..., object]) -> None:
         """Let a module call `target` with the hook that it has, or with a new one; raises if it refuses."""
@@ -50,11 +75,14 @@ class StandingHooks(Hooks):
             return
         if hook is not None:
             hook.take_off()
+        self._ids = []
         self._standing[id(module), register] = self.put(module, register, target, with_kwargs=True)
 
     def remove(self) -> None:
         super().remove()
         self._standing.clear()
+        self._ids = []
+        self.is_complete = True
 
 
 def is_transformed() -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, ValuesView
 from itertools import chain
-from operator import attrgetter, is_, methodcaller
+from operator import attrgetter, is_
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -13,7 +14,6 @@ from torch import nn
 _WRAPPERS = re.compile(r"(^|(?<=\.))(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 _modules_of, _parameters_of, _compiled_of = map(attrgetter, ("_modules", "_parameters", "_compiled_call_impl"))
-_values = methodcaller("values")
 
 
 def clean_name(name: str) -> str:
@@ -80,6 +80,18 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
+class Seen(NamedTuple):
+    """What hooks can be put on; the same object until the model changes."""
+
+    hookable: dict[str, nn.Module]
+    """The modules of the user's own model on which hooks fire, by their clean names; the root's name is empty.
+
+    Modules inside compiled code are left out: hooks there never fire.
+    """
+    any_compiled: bool
+    """Whether any part of the model is compiled, so that its children are not called as modules."""
+
+
 class Tree:
     """Every module of a model, and its parameters.
 
@@ -94,53 +106,64 @@ class Tree:
         """The children of each module."""
         self._held: list[dict[str, nn.Parameter | None]] = []
         """The parameters of each module."""
-        self._state: tuple[list[object], ...] = ()
-        self._hookable: dict[str, nn.Module] = {}
-        self._any_compiled = False
+        self._children: list[ValuesView[nn.Module | None]] = []
+        self._parameters: list[ValuesView[nn.Parameter | None]] = []
+        """Views of what these dictionaries hold now."""
+        self._seen_names: list[str] = []
+        self._seen_children: list[nn.Module | None] = []
+        self._seen_compiled: list[object] = []
+        """What the last walk found."""
+        self._seen = Seen({}, False)
 
-    def parameters(self) -> list[nn.Parameter | None]:
-        """The modules' current parameters; one that several modules share appears several times."""
+    def parameters(self, *, walks: bool = True) -> list[nn.Parameter | None]:
+        """The modules' current parameters; one that several modules share appears several times.
+
+        Without `walks`, modules that were added or removed since the last walk are not noticed.
+        """
+        if walks or not self._modules:
+            self._refresh()
+        return list(chain.from_iterable(self._parameters))
+
+    def seen(self) -> Seen:
+        """The modules that hooks can be put on now."""
         self._refresh()
-        return list(chain.from_iterable(map(_values, self._held)))
+        return self._seen
 
     @property
     def hookable(self) -> dict[str, nn.Module]:
-        """The modules of the user's own model on which hooks fire, by their clean names; the root's name is empty.
-
-        Modules inside compiled code are left out: hooks there never fire. The same object is returned until the model
-        changes.
-        """
-        self._refresh()
-        return self._hookable
+        """`Seen.hookable` now."""
+        return self.seen().hookable
 
     @property
     def any_compiled(self) -> bool:
-        """Whether any part of the model is compiled, so that its children are not called as modules."""
-        self._refresh()
-        return self._any_compiled
+        """`Seen.any_compiled` now."""
+        return self.seen().any_compiled
 
     def _refresh(self) -> None:
         """Walk the model if a module was added, removed, renamed or compiled since the last time."""
-        if self._modules and self._present() == self._state:
+        if self._modules and self._is_unchanged():
             return
         self._modules = [module for _, module in named_modules(self._root)]
         self._below = list(map(_modules_of, self._modules))
         self._held = list(map(_parameters_of, self._modules))
-        self._state = self._present()
-        self._hookable = dict(_hookable(self._root))
-        self._any_compiled = any(map(is_compiled, self._modules))
+        self._children = [below.values() for below in self._below]
+        self._parameters = [held.values() for held in self._held]
+        self._seen_names = list(chain.from_iterable(self._below))
+        self._seen_children = list(chain.from_iterable(self._children))
+        self._seen_compiled = list(map(_compiled_of, self._modules))
+        self._seen = Seen(dict(_hookable(self._root)), any(map(is_compiled, self._modules)))
 
-    def _present(self) -> tuple[list[object], ...]:
-        """A value that changes whenever the model does; by identity, since modules may define their own equality.
+    def _is_unchanged(self) -> bool:
+        """Compares by identity, since modules may define their own equality.
 
         Torch sometimes replaces a dictionary, for instance when a list of modules is sliced.
         """
         return (
-            [all(map(is_, map(_modules_of, self._modules), self._below))],  # True unless the state has changed
-            [all(map(is_, map(_parameters_of, self._modules), self._held))],
-            list(chain.from_iterable(self._below)),
-            list(map(id, chain.from_iterable(map(_values, self._below)))),
-            list(map(_compiled_of, self._modules)),
+            all(map(is_, map(_modules_of, self._modules), self._below))
+            and all(map(is_, map(_parameters_of, self._modules), self._held))
+            and list(chain.from_iterable(self._below)) == self._seen_names
+            and all(map(is_, chain.from_iterable(self._children), self._seen_children))
+            and all(map(is_, map(_compiled_of, self._modules), self._seen_compiled))
         )
 
 

@@ -52,7 +52,8 @@ class ParameterIndex:
         self._keys_held: dict[int, tuple[list[int], list[int]]] = {}
         self._groups: tuple[list[int], NDArray[np.int64]] | None = None
         self._optimizer_names: tuple[str, ...] = ()
-        self._tree = Tree(model)
+        self.tree = Tree(model)
+        """The modules of the model that the loop calls."""
         self._keys: list[int] = []
         self._live: dict[int, nn.Parameter] = {}
         self._sizes: list[int] = []
@@ -112,9 +113,12 @@ class ParameterIndex:
         """Whether this rank reads a parameter, or its part of it: of several copies, one is read."""
         return self.shards is None or self.shards.reads(parameter)
 
-    def live(self) -> dict[int, nn.Parameter]:
-        """Every current parameter by its id: the same as `model.parameters()`, but faster."""
-        parameters = self._tree.parameters()
+    def live(self, *, walks: bool = True) -> dict[int, nn.Parameter]:
+        """Every current parameter by its id: the same as `model.parameters()`, but faster.
+
+        Without `walks`, the parameters of the modules that the last walk found.
+        """
+        parameters = self.tree.parameters(walks=walks)
         keys = list(map(id, parameters))
         if keys != self._keys:
             self._keys = keys

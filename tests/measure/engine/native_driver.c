@@ -256,8 +256,10 @@ static void check_layer(const void *data, int64_t length, int dtype, int64_t uni
             memset(row, 0, MOMENTS * sizeof *row);
             memset(sums, 0, num_sums * sizeof *sums);
             memset(fired, 0, num_units);
-            Tally tally = {row, look, 0.25, 1.75, fired, sums};
-            expect(forewarn_add_layer(&tally, data, outer, units, inner, every, dtype, path) == DONE, "added");
+            int64_t positions = 0;
+            Tally tally = {row, &positions, look, 0.25, 1.75, fired, sums, outer, units, inner, every, dtype, path};
+            expect(forewarn_add_layer(&tally, data) == DONE, "added");
+            expect(positions * units == num_read, "every position is read");
             expect((int64_t)row[0] == num_read, "every row that is due is read");
             expect(path == 0 || memcmp(row, first, sizeof first) == 0, "the same moments");
             expect(path == 0 || are_same(sums, first_sums, num_sums), "the same sums of units");
@@ -284,9 +286,10 @@ static void check_layers(const Tensors *tensors)
             }
         }
     }
-    Tally nothing = {0};
-    expect(forewarn_add_layer(&nothing, NULL, 0, 5, 1, 1, 0, 0) == DONE, "an empty layer adds nothing");
-    expect(forewarn_add_layer(&nothing, NULL, 0, 5, 1, 1, 0, 99) == NO_SUCH_PATH, "no such path");
+    Tally nothing = {.units = 5, .inner = 1, .every = 1};
+    expect(forewarn_add_layer(&nothing, NULL) == DONE, "an empty layer adds nothing");
+    nothing.path = 99;
+    expect(forewarn_add_layer(&nothing, NULL) == NO_SUCH_PATH, "no such path");
 }
 
 /* Of tensors and of ones that are four and a half times as large, so that their counts are scaled up. */

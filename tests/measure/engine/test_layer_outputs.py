@@ -25,8 +25,8 @@ def reading_by(way):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layers.native, "available", lambda: way != "torch")
         if way != "torch":
-            add = layers.NativeTally.add
-            patch.setattr(layers.NativeTally, "add", lambda self, tensor, layout: add(self, tensor, layout, way))
+            prepare = layers.NativeTally.prepare
+            patch.setattr(layers.NativeTally, "prepare", lambda self, layout, dtype: prepare(self, layout, dtype, way))
         yield
 
 
@@ -64,10 +64,10 @@ def seen(tensors, layouts, look):
     tally = Tally(board, look, LOW, HIGH)
     for tensor, layout in zip(tensors, layouts, strict=True):
         tally.add(tensor, layout)
-    fired, sums, positions = tally.take()
+    positions, fired, sums = (array[tally.place] for array in tally.shelf.take())
     rows, places, parts = board.take()
     assert places == parts == []
-    return rows[0], np.asarray(fired, bool), np.asarray(sums), positions
+    return rows[0], fired.astype(bool), sums, positions.item()
 
 
 @over_ways

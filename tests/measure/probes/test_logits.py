@@ -195,10 +195,7 @@ def test_logits_are_found_in_what_models_give():
 
 
 def test_what_fails_in_the_backward_pass_reaches_the_monitor_only(watch, monkeypatch, caplog):
-    monkeypatch.setattr(
-        "forewarn.measure.probes.logits.wide",
-        lambda device: 1 / 0 if torch._C._current_graph_task_id() != -1 else torch.float64,
-    )
+    monkeypatch.setattr("forewarn.measure.probes.logits._shift", lambda rows: 1 / 0)
     model = net()
     monitor = one_step(model, watch, functional.cross_entropy)
     assert all(parameter.grad is not None for parameter in model.parameters())

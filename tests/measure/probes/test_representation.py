@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from forewarn.measure.probes.representation import MAX_ROWS, similarity
+from forewarn.measure.engine import native
+from forewarn.measure.engine.similarity import joined, similarity
+from forewarn.measure.probes.representation import MAX_ROWS
 from forewarn.types import BatchNormState
 from tests.conftest import last
 
@@ -25,12 +27,29 @@ def train_step(model, optimizer, monitor, *batches):
     monitor.step(1.0)
 
 
-def test_cosine_and_effective_rank_are_those_of_numpy():
-    rows = np.random.default_rng(0).normal(size=(30, 12)) * np.arange(1, 13) + 0.5
-    cosine, rank = similarity(torch.from_numpy(rows))
+over_ways = pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(torch.from_numpy, id="torch"),
+        pytest.param(np.asarray, id="native", marks=pytest.mark.skipif(not native.available(), reason="not built")),
+    ],
+)
+
+
+@over_ways
+@pytest.mark.parametrize("width", [2, 12, 50])
+def test_cosine_and_effective_rank_are_those_of_numpy(given, width):
+    rows = np.random.default_rng(0).normal(size=(30, width)) * np.arange(1, width + 1) + 0.5
+    cosine, rank = similarity(given(rows))
     assert (float(cosine), float(rank)) == pytest.approx(by_numpy(rows))
 
 
+def test_rows_from_a_device_and_from_the_host_are_joined():
+    rows = np.random.default_rng(0).normal(size=(6, 3))
+    np.testing.assert_array_equal(joined([rows[:2], torch.from_numpy(rows[2:])]), rows)
+
+
+@over_ways
 @pytest.mark.parametrize(
     ("rows", "cosine", "rank"),
     [
@@ -40,8 +59,8 @@ def test_cosine_and_effective_rank_are_those_of_numpy():
         (torch.zeros(4, 3), -1 / 3, 1.0),
     ],
 )
-def test_known_shapes(rows, cosine, rank):
-    found = similarity(rows.double())
+def test_known_shapes(given, rows, cosine, rank):
+    found = similarity(given(rows.double().numpy()))
     assert (float(found[0]), float(found[1])) == pytest.approx((cosine, rank))
 
 

@@ -54,6 +54,65 @@ class Layout(NamedTuple):
         return -(-self.outer // self.every) * self.inner
 
 
+class Chunk(NamedTuple):
+    """What was counted in the units of outputs: a row for each, or one of these rows."""
+
+    positions: NDArray[np.int64]
+    """How often each unit was read."""
+    fired: Any
+    """Which units fired."""
+    sums: Any
+    """INSIDE: how often each unit was inside. PEAKED: the number of peaked positions, and of all. CHANNELS: the sum of
+    every unit, then the sums of squares."""
+
+    def clear(self) -> None:
+        for array in self:
+            array[:] = 0
+
+
+class Shelf:
+    """The units of all outputs that have as many of them and are looked at alike, in arrays whose addresses stay."""
+
+    def __init__(self, look: Look, units: int) -> None:
+        self.look, self.units = look, units
+        self._num_sums = {Look.INSIDE: units, Look.PEAKED: 2, Look.CHANNELS: 2 * units}.get(look, 0)
+        self._num_flags = units if look is Look.FIRED else 0
+        self._chunks: list[Chunk] = []
+        self._free: list[int] = []
+        """The rows that no output uses, with room in the chunks."""
+
+    def new_row(self) -> tuple[int, Chunk]:
+        """The number of a row that is free, and the row."""
+        if not self._free:
+            size = self.num_rows
+            room = min(max(1, size), _ROWS_PER_CHUNK)
+            flags, sums = np.zeros((room, self._num_flags), np.uint8), np.zeros((room, self._num_sums))
+            self._chunks.append(Chunk(np.zeros((room, 1), np.int64), flags, sums))
+            self._free = list(reversed(range(size, size + room)))
+        number = place = self._free.pop()
+        for chunk in self._chunks:
+            if place < len(chunk.positions):
+                return number, Chunk(*(array[place] for array in chunk))
+            place -= len(chunk.positions)
+        raise IndexError(number)
+
+    def give_back(self, number: int, row: Chunk) -> None:
+        """Forget a row, whose output has another number of units now."""
+        row.clear()
+        self._free.append(number)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(len(chunk.positions) for chunk in self._chunks)
+
+    def take(self) -> Chunk:
+        """All rows, and begin anew."""
+        taken = Chunk(*(np.concatenate(arrays) for arrays in zip(*self._chunks, strict=True)))
+        for chunk in self._chunks:
+            chunk.clear()
+        return taken
+
+
 class Board:
     """The rows of many layers in a few arrays whose addresses stay fixed."""
 
@@ -61,6 +120,9 @@ class Board:
         self._chunks: list[NDArray[np.float64]] = []
         self._num = 0
         self._on_devices: list[tuple[int, Tensor]] = []
+        self._shelves: dict[tuple[Look, int], Shelf] = {}
+        self.version = 0
+        """Number of times that an output got a row, here or on a shelf."""
 
     def new_row(self) -> tuple[int, NDArray[np.float64]]:
         """The number of a new row, and the row."""
@@ -69,6 +131,14 @@ class Board:
             self._chunks.append(np.tile(_NOTHING, (_ROWS_PER_CHUNK, 1)))
         self._num += 1
         return number, self._chunks[number // _ROWS_PER_CHUNK][number % _ROWS_PER_CHUNK]
+
+    def shelf(self, look: Look, units: int) -> Shelf:
+        """Where the units of an output are kept that has so many and is looked at so."""
+        self.version += 1
+        key = (look, units if look in _PER_UNIT else 0)
+        if key not in self._shelves:
+            self._shelves[key] = Shelf(*key)
+        return self._shelves[key]
 
     def add(self, number: int, row: Tensor) -> None:
         """Add a part that is still on a device to row `number`."""
@@ -91,8 +161,8 @@ class Tally:
     """Sums over one output of a layer since the last `take`."""
 
     __slots__ = (
-        "_board", "_fired", "_fired_there", "_high", "_low", "_native", "_positions", "_row", "_sums", "_sums_there",
-        "_units", "at", "look",
+        "_board", "_dtype", "_fired_there", "_high", "_layout", "_low", "_native", "_row", "_sums_there", "_units",
+        "at", "look", "place", "shelf",
     )  # fmt: skip
 
     def __init__(self, board: Board, look: Look, low: float = 0.0, high: float = 0.0) -> None:
@@ -100,47 +170,57 @@ class Tally:
         self._board = board
         self.at, self._row = board.new_row()
         """The number of its row on the board."""
-        self._clear(0)
+        self._take_place(0)
 
-    def _clear(self, units: int) -> None:
-        num_sums = {Look.INSIDE: units, Look.PEAKED: 2, Look.CHANNELS: 2 * units}.get(self.look, 0)
-        self._units = units
-        self._fired = np.zeros(units if self.look is Look.FIRED else 0, np.uint8)
-        self._sums = np.zeros(num_sums)
+    def _take_place(self, units: int) -> None:
+        self.shelf = self._board.shelf(self.look, units)
+        self.place, self._units = self.shelf.new_row()
+        """The number of its row on the shelf, and the row."""
         self._fired_there: Tensor | None = None
         self._sums_there: Tensor | None = None
         """The same on an accelerator, for a layer that runs there."""
-        self._positions = 0
-        self._native = NativeTally(self.look, self._low, self._high, self._row, self._fired, self._sums)
+        self._native = NativeTally(self.look, self._low, self._high, self._row, *self._units)
+        self._layout = Layout(0, 0, 0)
+        """What the library expects."""
+        self._dtype: torch.dtype | None = None
 
-    def take(self) -> tuple[Any, Any, int]:
-        """The sums over the units, as arrays or as tensors on their device; the row comes from the board.
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether something was counted on an accelerator."""
+        return self._fired_there is not None or self._sums_there is not None
 
-        The first value says which units fired. The second depends on the look. INSIDE: how often each unit was inside.
-        PEAKED: the number of peaked positions, and of all. CHANNELS: the sum of every unit, then the sums of squares.
-        The third is how often each unit was read.
-        """
-        fired = self._fired.copy() if self._fired_there is None else self._fired_there
-        sums = self._sums.copy() if self._sums_there is None else self._sums_there
-        positions, self._positions = self._positions, 0
-        self._fired[:] = 0
-        self._sums[:] = 0
+    def take(self, here: Chunk) -> Chunk:
+        """What was counted, with tensors that are still on their device; `here` is its row from the shelf."""
+        fired, sums = self._fired_there, self._sums_there
         self._fired_there = self._sums_there = None
-        return fired, sums, positions
+        return Chunk(
+            here.positions,
+            *(on_host if there is None else there for on_host, there in zip(here[1:], (fired, sums), strict=True)),
+        )
 
     def add(self, tensor: Tensor, layout: Layout) -> None:
         """Add the output of one call; the tensor itself is not kept."""
         if not tensor.numel():
             return
-        if layout.units != self._units and self.look in _PER_UNIT:
-            self._clear(layout.units)  # a different number of units: the old sums do not fit
-        self._positions += layout.positions
+        if layout.units != self.shelf.units and self.look in _PER_UNIT:
+            self.shelf.give_back(self.place, self._units)  # a different number of units: the old sums do not fit
+            self._take_place(layout.units)
         if native.available() and native.supports(tensor) and tensor.is_contiguous():
-            self._native.add(tensor, layout)
+            self._dtype, self._layout = tensor.dtype, layout
+            self._native.prepare(layout, tensor.dtype)
+            self._native.add(tensor.data_ptr())
             return
+        self._units.positions[0] += layout.positions
         sample = tensor.detach().reshape(layout.outer, layout.units, layout.inner)[:: layout.every]
         self._add_row(moments(sample))
         self._add_units(*_units(sample, self.look, self._low, self._high))
+
+    def add_alike(self, tensor: Tensor, layout: Layout) -> bool:
+        """The same, if the library can read the tensor and expects one like it; whether it does."""
+        if layout is not self._layout or tensor.dtype is not self._dtype or not native.supports(tensor):
+            return False
+        self._native.add(tensor.data_ptr())
+        return True
 
     def _add_row(self, row: Tensor) -> None:
         if row.is_cpu:
@@ -150,11 +230,11 @@ class Tally:
 
     def _add_units(self, fired: Tensor | None, sums: Tensor | None) -> None:
         if fired is not None and fired.is_cpu:
-            self._fired |= fired.to(torch.uint8).numpy()
+            self._units.fired[:] |= fired.to(torch.uint8).numpy()
         elif fired is not None:
             self._fired_there = fired if self._fired_there is None else self._fired_there | fired
         if sums is not None and sums.is_cpu:
-            self._sums += sums.numpy()
+            self._units.sums[:] += sums.numpy()
         elif sums is not None:
             self._sums_there = sums if self._sums_there is None else self._sums_there + sums
 
@@ -220,17 +300,21 @@ def _kurtosis(rows: NDArray[np.float64]) -> Any:
         return np.where(trusted, central / variance**2, np.nan)
 
 
-def channel_spread(sums: Any, positions: int) -> tuple[Any, Any]:
-    """The standard deviations, across channels, of the channel means and of the channel standard deviations."""
-    means, squares = sums[: len(sums) // 2] / positions, sums[len(sums) // 2 :] / positions
+def channel_spread(sums: Any, positions: Any) -> tuple[Any, Any]:
+    """The standard deviations, across channels, of the channel means and of the channel standard deviations.
+
+    Both have their channels last; there may be several outputs.
+    """
+    num = sums.shape[-1] // 2
+    means, squares = sums[..., :num] / positions, sums[..., num:] / positions
     deviations = (squares - means * means).clip(0.0) ** 0.5
     return _spread(means), _spread(deviations)
 
 
 def _spread(values: Any) -> Any:
-    return _mean((values - _mean(values)) ** 2) ** 0.5
+    return _mean((values - _mean(values)[..., None]) ** 2) ** 0.5
 
 
 def _mean(values: Any) -> Any:
-    """`values.mean()`, in a third of the time for an array: it is computed for every normalization layer."""
-    return np.add.reduce(values) / len(values) if isinstance(values, np.ndarray) else values.mean()
+    """`values.mean(-1)`, in a third of the time for an array."""
+    return np.add.reduce(values, -1) / values.shape[-1] if isinstance(values, np.ndarray) else values.mean(-1)

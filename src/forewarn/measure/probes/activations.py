@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from itertools import compress
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forewarn.measure.engine import Numbers
-from forewarn.measure.engine.layer_outputs import Look, channel_spread, describe, merge
+from forewarn.measure.engine.layer_outputs import Chunk, Look, channel_spread, describe, merge
 from forewarn.measure.forward import any_compiled, hookable_modules
 from forewarn.measure.layers import Layer, Layers, is_leaf
 from forewarn.measure.module_tree import models_in
@@ -21,18 +23,41 @@ from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.step import Step
-from forewarn.measure.units import DeadUnits, SaturatedUnits, from_state
+from forewarn.measure.units import UnitsOfOutputs
 from forewarn.types import Reason
 
-_Units = tuple[str, Look, bool, tuple[Any, Any, int]]
-"""The scope of an output, what is looked at in its units, whether it is the model's output, and what was counted."""
 _OfUnits = dict[str, dict[str, Any]]
+"""By quantity and scope: numbers, or tensors that are still on their device."""
 
-_HOW = {"fired": How.MAX, "sums": How.SUM, "positions": How.SUM}
+_HOW = (("positions", How.SUM), ("fired", How.MAX), ("sums", How.SUM))
 """How what was counted in units is combined over ranks."""
 
+
+class _Counted(NamedTuple):
+    """What was counted in the units of some outputs that have as many and are looked at alike."""
+
+    look: Look
+    scopes: tuple[str, ...]
+    is_answer: NDArray[np.bool_]
+    """Which of them are the model's output, of which nothing is told."""
+    units: Chunk
+    """A row for each."""
+    is_alone: bool = False
+    """Whether this is one output, perhaps still on a device."""
+
+    def only(self, rows: NDArray[np.bool_]) -> _Counted:
+        """Some of the outputs."""
+        units = Chunk(*(array[rows] for array in self.units))
+        return self._replace(scopes=tuple(compress(self.scopes, rows)), is_answer=self.is_answer[rows], units=units)
+
+
 _NOT_SEEN = float("nan")
-_QUANTITIES = {Look.FIRED: "dead_fraction", Look.INSIDE: "saturated_fraction"}
+_QUANTITIES = {
+    Look.FIRED: ("dead_fraction",),
+    Look.INSIDE: ("saturated_fraction",),
+    Look.PEAKED: ("saturated_fraction",),
+    Look.CHANNELS: ("channel_mean_spread", "channel_std_spread"),
+}
 
 
 class ActivationProbe(Probe):
@@ -59,8 +84,7 @@ class ActivationProbe(Probe):
         self._least_positions = least_positions
         self._layers = Layers(rows, saturated_from)
         self._layer_by_name: dict[str, Layer] = {}
-        self._units: dict[str, DeadUnits | SaturatedUnits] = {}
-        """By scope, for layers whose units are tracked."""
+        self._units = UnitsOfOutputs()
         self._modules: dict[str, nn.Module] = {}
         self._places: list[ModuleTap] = []
         """The hooks that see the outputs of these modules."""
@@ -110,22 +134,19 @@ class ActivationProbe(Probe):
         scopes, places = tuple(outputs), [output.tally.at for output in outputs.values()]
         rows, to_add, parts = self._layers.board.take()
         seen = bool(to_add) or bool((rows[:, 0] > 0).any())
-        units = [
-            (scope, output.tally.look, output.is_answer, output.tally.take())
-            for scope, output in outputs.items()
-            if output.tally.look is not Look.NOTHING
-        ]
         # Units are followed on their device; those of several ranks only once all of them are known.
+        counted = self._counted()
         of_units: _OfUnits = {}
         travelling: list[Numbers] = []
         unit_parts: list[Part] = []
         if self._parameter_index.rank is None:
-            of_units = self._of_all_units(units)
+            of_units = self._of_units(counted)
             travelling = [v for values in of_units.values() for v in values.values() if isinstance(v, Tensor)]
         else:
-            for scope, _, _, (fired, sums, positions) in units:
-                travelling += [fired, sums, np.array(float(positions))]
-                unit_parts += [Part(how, f"{scope} {what}", by_unit=True) for what, how in _HOW.items()]
+            counted = [alone for together in counted for alone in _one_by_one(together)]
+            for _, (scope,), _, units, _ in counted:
+                travelling += [units.positions.astype(np.float64), *units[1:]]
+                unit_parts += [Part(how, f"{scope} {what}", by_unit=True) for what, how in _HOW]
         reason = self._reason(seen)
         if reason is Reason.AVAILABLE or reason is Reason.COMPILED or updated:
             step.unavailable("activation/mean", reason)
@@ -148,9 +169,7 @@ class ActivationProbe(Probe):
                 yield from _first_nonfinite(step, board, rows_of, dict(zip(places, scopes, strict=True)))
             shares = of_units
             if unit_parts:
-                shares = self._of_all_units(
-                    [(scope, look, is_answer, _counts(arrived)) for scope, look, is_answer, _ in units]
-                )
+                shares = self._of_units([alone._replace(units=_arrived(arrived)) for alone in counted])
             for quantity, by_scope in shares.items():
                 numbers = [float(next(arrived) if isinstance(value, Tensor) else value) for value in by_scope.values()]
                 yield Reading(f"activation/{quantity}", tuple(by_scope), numbers)
@@ -159,34 +178,62 @@ class ActivationProbe(Probe):
         board = [Part(How.ROWS, f"rows {layers} {number}", each=True) for number in range(1 + len(parts))]
         return Pending([rows, *parts, *travelling], decode, [*board, *unit_parts])
 
-    def _of_all_units(self, units: Sequence[_Units]) -> _OfUnits:
-        """By quantity and scope: numbers, or tensors that are still on their device."""
-        of_units: _OfUnits = {}
-        for scope, look, is_answer, (fired, sums, positions) in units:
-            for quantity, value in self._of_units(scope, look, is_answer, fired, sums, positions):
-                of_units.setdefault(quantity, {})[scope] = value
-        return of_units
+    def _counted(self) -> list[_Counted]:
+        """What was counted in all units since the last time."""
+        counted = []
+        for shelf, scopes in self._layers.shelves().items():
+            outputs = [self._layers.outputs[scope] for scope in scopes]
+            places, taken = [output.tally.place for output in outputs], shelf.take()
+            is_answer = np.array([output.is_answer for output in outputs])
+            of_shelf = _Counted(shelf.look, tuple(scopes), is_answer, Chunk(*(array[places] for array in taken)))
+            if any(output.tally.is_elsewhere for output in outputs):
+                counted += [
+                    alone._replace(units=output.tally.take(alone.units))
+                    for output, alone in zip(outputs, _one_by_one(of_shelf), strict=True)
+                ]
+            else:
+                counted.append(of_shelf)
+        return counted
 
-    def _of_units(
-        self, scope: str, look: Look, is_answer: bool, fired: Any, sums: Any, positions: int
-    ) -> Iterator[tuple[str, Any]]:
-        """Quantities about the units of one output."""
-        if look is Look.CHANNELS:
-            spread = channel_spread(sums, positions) if positions else (_NOT_SEEN, _NOT_SEEN)
-            yield from zip(("channel_mean_spread", "channel_std_spread"), spread, strict=True)
-        elif is_answer:
+    def _of_units(self, counted: Sequence[_Counted]) -> _OfUnits:
+        """Quantities about the units of all outputs, in the order of the outputs."""
+        of_units: _OfUnits = {}
+        for quantity, by_scope in (pair for together in counted for pair in self._of_some_units(together)):
+            of_units.setdefault(quantity, {}).update(by_scope)
+        outputs = self._layers.outputs
+        return {
+            quantity: {scope: by_scope[scope] for scope in outputs if scope in by_scope}
+            for quantity, by_scope in of_units.items()
+        }
+
+    def _of_some_units(self, counted: _Counted) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Quantities about units that are looked at alike; NaN for outputs that were not read."""
+        is_told = ~counted.is_answer
+        if not is_told.any():
             return
-        elif look is Look.PEAKED:
-            yield "saturated_fraction", sums[0] / sums[1] if positions else _NOT_SEEN
-        elif not positions:
-            yield _QUANTITIES[look], _NOT_SEEN
-        else:
-            kind, num_units = (DeadUnits, len(fired)) if look is Look.FIRED else (SaturatedUnits, len(sums))
-            units = self._units.get(scope)
-            if not isinstance(units, kind) or units.num_units != num_units:
-                units = self._units[scope] = kind(num_units)
-            units.update(fired, sums, positions)
-            yield _QUANTITIES[look], units.share(self._window, self._least_positions)
+        unread = dict.fromkeys(compress(counted.scopes, is_told), _NOT_SEEN)
+        was_read = is_told & (counted.units.positions[:, 0] > 0)
+        counted = counted if was_read.all() else counted.only(was_read)
+        quantities = _QUANTITIES[counted.look]
+        shares = self._shares(counted) if counted.scopes else [()] * len(quantities)
+        for quantity, values in zip(quantities, shares, strict=True):
+            yield quantity, unread | dict(zip(counted.scopes, values, strict=True))
+
+    def _shares(self, counted: _Counted) -> Sequence[Sequence[Any]]:
+        """The values of each quantity of these outputs, as floats or tensors."""
+        look, scopes, _, (positions, fired, sums), is_alone = counted
+        if look is Look.CHANNELS:
+            return [
+                _in_a_list(values)
+                for values in channel_spread(sums, positions if len(scopes) > 1 else positions.item())
+            ]
+        if look is Look.PEAKED:
+            return [_in_a_list(sums[..., 0] / sums[..., 1])]
+        kind, num_units = ("dead", fired.shape[-1]) if look is Look.FIRED else ("saturated", sums.shape[-1])
+        followed = self._units.of(kind, num_units, scopes, is_alone)
+        rows = followed.rows_of(scopes)
+        followed.update(rows, fired, sums, positions[:, 0])
+        return [followed.shares(rows, self._window, self._least_positions)]
 
     def _reason(self, seen: bool) -> Reason:
         """Why readings are missing; AVAILABLE if none are."""
@@ -201,18 +248,30 @@ class ActivationProbe(Probe):
         return Reason.NO_FORWARD_SEEN if is_training else Reason.EVALUATION_MODE
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "scopes": list(self._units),
-            "units": [units.state_dict() for units in self._units.values()],
-        }
+        return self._units.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._units = dict(zip(state["scopes"], map(from_state, state["units"]), strict=True))
+        self._units.load_state_dict(state)
 
 
-def _counts(arrived: Iterator[Array]) -> tuple[Array, Array, int]:
-    """What was counted in the units of one output."""
-    return next(arrived), next(arrived), int(next(arrived))
+def _in_a_list(values: Any) -> list[Any]:
+    return values.tolist() if isinstance(values, np.ndarray) else [values]
+
+
+def _one_by_one(counted: _Counted) -> Iterator[_Counted]:
+    """Each output alone."""
+    if counted.is_alone:
+        yield counted
+    else:
+        for row, scope in enumerate(counted.scopes):
+            only = slice(row, row + 1)
+            units = Chunk(*(array[only] for array in counted.units))
+            yield _Counted(counted.look, (scope,), counted.is_answer[only], units, is_alone=True)
+
+
+def _arrived(arrays: Iterator[Array]) -> Chunk:
+    """What was counted in the units of one output, over all ranks."""
+    return Chunk(next(arrays).astype(np.int64), next(arrays), next(arrays))
 
 
 def _first_nonfinite(

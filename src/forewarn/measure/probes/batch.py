@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from forewarn.measure.engine import Numbers
+from forewarn.measure.engine.host_arrays import host_array
 from forewarn.measure.engine.portable import wide
 from forewarn.measure.forward import hookable_modules
 from forewarn.measure.module_tree import children_of
@@ -52,10 +57,10 @@ class BatchProbe(Probe):
         self._taps: list[ModuleTap] = []
         """For these modules and this layer."""
         self._layer = ""
-        self._scale: Tensor | None = None
-        self._print: Tensor | None = None
+        self._scale: Numbers | None = None
+        self._print: Numbers | None = None
         self._before: tuple[float, ...] = ()
-        self._targets: Tensor | None = None
+        self._targets: Numbers | None = None
 
     def give(self, inputs: Any, targets: Any) -> None:
         """Keep what identifies the inputs and counts the targets of the step that ends next."""
@@ -69,8 +74,6 @@ class BatchProbe(Probe):
             self._print = _fingerprint(tensor)
 
     def module_taps(self) -> Sequence[ModuleTap]:
-        if self._scale is not None:
-            return ()
         modules = hookable_modules(self._model)
         if modules is not self._modules or self._layer != self._tapped:
             self._modules, self._tapped = modules, self._layer
@@ -85,8 +88,7 @@ class BatchProbe(Probe):
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             tensor = local_part(args[0]) if args and isinstance(args[0], Tensor) else None
             if self._scale is None and tensor is not None and tensor.is_floating_point() and tensor.numel():
-                values = _sample(tensor)
-                self._layer, self._scale = name, torch.stack([values.mean(), values.square().mean()])
+                self._layer, self._scale = name, _scale(_sample(tensor))
 
         return entered
 
@@ -143,8 +145,14 @@ def multiplies_input(module: nn.Module) -> bool:
     return has_matrix and not is_lookup and not any(map(multiplies_input, children_of(module).values()))
 
 
-def count_targets(targets: Tensor) -> Tensor:
+def count_targets(targets: Tensor | NDArray[Any]) -> Numbers:
     """Number of targets, number of different ones, and the middle one in order."""
+    array = targets if isinstance(targets, np.ndarray) else host_array(targets)
+    if array is not None:
+        in_order = np.sort(array, axis=None)
+        num_different = np.count_nonzero(in_order[1:] != in_order[:-1]) + 1
+        return np.array([len(in_order), num_different, in_order[len(in_order) // 2]], np.float64)
+    assert isinstance(targets, Tensor)
     ordered = targets.detach().flatten().sort().values
     different = (ordered[1:] != ordered[:-1]).sum() + 1
     middle = ordered[len(ordered) // 2]
@@ -163,15 +171,32 @@ def _first(given: Any) -> Tensor | None:
     return next((tensor for tensor in tensors if tensor.numel() > 1 and not tensor.is_complex()), None)
 
 
-def _sample(tensor: Tensor) -> Tensor:
+def _sample(tensor: Tensor) -> Tensor | NDArray[np.float64]:
     """Evenly spaced values, as floats."""
+    if (array := host_array(tensor)) is not None:
+        flat = array.reshape(-1)
+        return flat[:: -(-len(flat) // _MAX_VALUES)].astype(np.float64)
     with torch.no_grad():
         values = tensor.detach().flatten()
         return values[:: -(-len(values) // _MAX_VALUES)].to(wide(tensor.device))
 
 
-def _fingerprint(tensor: Tensor) -> Tensor:
+def _scale(values: Tensor | NDArray[np.float64]) -> Numbers:
+    """The mean of some values, and that of their squares."""
+    if isinstance(values, np.ndarray):
+        return np.array([values.mean(), np.square(values).mean()], np.float64)
+    return torch.stack([values.mean(), values.square().mean()])
+
+
+def _fingerprint(tensor: Tensor) -> Numbers:
     """Numbers that are equal for equal batches, and hardly ever otherwise."""
     values = _sample(tensor)
+    if isinstance(values, np.ndarray):
+        return np.array([values.sum(), (values * _places(len(values))).sum(), np.square(values).sum()], np.float64)
     places = torch.arange(len(values), device=values.device) % _WEIGHTS + 1
     return torch.stack([values.sum(), (values * places).sum(), values.square().sum()])
+
+
+@lru_cache(maxsize=4)
+def _places(num_values: int) -> NDArray[np.float64]:
+    return (np.arange(num_values) % _WEIGHTS + 1).astype(np.float64)

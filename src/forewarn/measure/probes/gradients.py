@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import compress
+from itertools import chain, compress
 from operator import attrgetter
 from statistics import median
 from typing import Any
@@ -37,7 +37,7 @@ from forewarn.types import Reason
 _STARTING_STEPS = 10
 """Number of steps in the median that gives the gradient norm at the start of the run."""
 
-_gradient_of = attrgetter("grad")
+_gradient_of, _requires_grad = attrgetter("grad"), attrgetter("requires_grad")
 
 _SCALE_TOLERANCE = 1e-5
 """How close to a power of two a ratio of norms must be to count as a loss scale; float32 sums are off by 1e-6."""
@@ -148,21 +148,23 @@ class GradientProbe(Probe):
 
     def backward_begins(self, step: Step) -> None:
         self._gradient_writes.begins()
-        if step.measured:
-            parameters = self._parameter_index.parameters
-            for index in range(self._parameter_index.num_optimizers):
-                filled = {
-                    parameter: gradient
-                    for parameter in (parameters[place] for place in self._parameter_index.of(index))
-                    if (gradient := self._gradient(parameter)) is not None
-                    and parameter.requires_grad  # a frozen parameter keeps its old gradient
-                }
-                present = norms(list(filled.values())) if filled else []
-                of_passes = self._left_over.setdefault(index, [])
-                is_earlier = [self._earlier.has(parameter, is_first_pass=not of_passes) for parameter in filled]
-                left_over = list(compress(present, is_earlier))
-                of_passes.append(norm_of_all(left_over) if left_over else 0.0)
-                self._residual.setdefault(index, []).append(norm_of_all(present) if present else 0.0)
+        if not step.measured:
+            return
+        parameters = self._parameter_index.parameters
+        none_filled = not any(gradient is not None for gradient in map(_gradient_of, parameters))
+        for index in range(self._parameter_index.num_optimizers):
+            of_passes = self._left_over.setdefault(index, [])
+            filled = {
+                parameter: gradient
+                for parameter in (() if none_filled else map(parameters.__getitem__, self._parameter_index.of(index)))
+                if (gradient := self._gradient(parameter)) is not None
+                and parameter.requires_grad  # a frozen parameter keeps its old gradient
+            }
+            present = norms(list(filled.values())) if filled else []
+            is_earlier = [self._earlier.has(parameter, is_first_pass=not of_passes) for parameter in filled]
+            left_over = list(compress(present, is_earlier))
+            of_passes.append(norm_of_all(left_over) if left_over else 0.0)
+            self._residual.setdefault(index, []).append(norm_of_all(present) if present else 0.0)
 
     def gradient_taps(self) -> Sequence[GradientTap]:
         if not self._parameter_index.leads:
@@ -176,7 +178,8 @@ class GradientProbe(Probe):
         is_first = step.measured and self._accumulation.filled(len(self._residual[0]) - 1, self._rank.is_averaged)
         if self._clipped_last_step and not (is_first and (self._accumulation.expected or self._rank.num_ranks > 1)):
             return
-        live = self._parameter_index.live() if step.measured else self._parameter_index.recent()
+        index = self._parameter_index  # the model was walked when its forward pass began
+        live = index.live(walks=not step.forwards) if step.measured else index.recent()
         read = _gradient_of if self._parameter_index.rank is None else self._gradient
         gradients: dict[int, Tensor] = {
             key: gradient
@@ -187,7 +190,7 @@ class GradientProbe(Probe):
         norm_of: dict[int, Norm] = {}
         if not self._clipped_last_step or (is_first and self._accumulation.expected):
             norm_of = dict(zip(gradients, self._norms(list(gradients.values())), strict=True))
-        if is_first and self._comparable(live[key] for key in gradients):
+        if is_first and self._comparable(live, gradients):
             everything = list(norm_of.values())
             if self._rank.is_alone:
                 self._accumulation.keep((), everything, scale)
@@ -203,19 +206,18 @@ class GradientProbe(Probe):
             gradient = local_part(gradient) if self._parameter_index.reads(parameter) else None
         return None if gradient is None or not gradient.numel() else gradient
 
-    def _comparable(self, parameters: Iterable[nn.Parameter]) -> bool:
-        """Whether the gradients of these parameters are complete and come from this step alone.
+    def _comparable(self, live: Mapping[int, nn.Parameter], filled: Mapping[int, Tensor]) -> bool:
+        """Whether the gradients of the filled parameters are complete and come from this step alone.
 
         A parameter that is frozen or in no optimizer may hold an old gradient; a sharded one holds only a part.
         """
-        in_an_optimizer = {
-            id(parameter)
-            for index in range(self._parameter_index.num_optimizers)
-            for parameter in self._parameters_of(index)
-        }
-        return all(
-            parameter.requires_grad and id(parameter) in in_an_optimizer and not hasattr(parameter, "to_local")
-            for parameter in parameters
+        index = self._parameter_index
+        in_an_optimizer = set(chain.from_iterable(map(index.keys_of, range(index.num_optimizers))))
+        parameters = list(map(live.__getitem__, filled))
+        return (
+            in_an_optimizer.issuperset(filled)
+            and all(map(_requires_grad, parameters))
+            and not any(hasattr(kind, "to_local") for kind in set(map(type, parameters)))
         )
 
     def before_update(self, index: int, optimizer: Optimizer, step: Step, closure: bool) -> None:
@@ -252,11 +254,6 @@ class GradientProbe(Probe):
         if own or not self._parameter_index.leads:  # a rank may have nothing to add
             total = _unscaled(norm_of_all(own), loss_scale)
             self._used[index] = _unscaled(total, scale if isinstance(scale, Tensor) else None)
-
-    def _parameters_of(self, index: int) -> list[nn.Parameter]:
-        return [
-            parameter for group in self._parameter_index.optimizers[index].param_groups for parameter in group["params"]
-        ]
 
     def collect(self, step: Step) -> Pending:
         clip, self._clip = self._clip, None

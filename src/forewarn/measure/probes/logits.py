@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from forewarn.measure.engine import Numbers
+from forewarn.measure.engine.host_arrays import host_array
 from forewarn.measure.engine.portable import wide
 from forewarn.measure.forward import hookable_modules
 from forewarn.measure.hooks import Hook
@@ -41,6 +44,9 @@ _TOLERANCE = 1e-3
 for a z-loss of the usual weight 1e-4. Other losses have about 1, whatever the number of classes."""
 
 
+Rows = Tensor | NDArray[Any]
+
+
 class LogitsProbe(Probe):
     """`activation/log_z`: the mean of log Σ exp over the rows of the model's output, if that is the input of a softmax.
 
@@ -66,14 +72,14 @@ class LogitsProbe(Probe):
         self._unused = False
         """Whether a backward pass went through the output but not through its logits: the loss is made inside."""
         self._last: Any = None
-        self._total: Tensor | None = None
+        self._total: Any = None
         self._rows = 0
-        self._shift: Tensor | None = None
+        self._shift: Any = None
         """Over sampled rows of the gradient: Σ (row sum)², Σ (values)² and the numbers with one negative value and with
         one positive value."""
         self._is_directed = False
         """Whether there are enough classes to see in which direction the loss goes."""
-        self._targets: Tensor | None = None
+        self._targets: Numbers | None = None
         """What is counted of the targets. In a row of the gradient of a softmax loss, the lowest value is the target;
         for a loss on log-probabilities, it is the only value."""
         self._failure: Exception | None = None
@@ -109,27 +115,20 @@ class LogitsProbe(Probe):
         if candidate is None and (candidate := output_logits(last)) is None:
             return
         every = _stride(candidate)
-        with torch.no_grad():
-            rows = _rows(candidate, every).float()
-            sums_to_one = (rows.sum(-1) - 1).abs() < _SUM_ERROR
-            total = torch.stack([
-                rows.logsumexp(-1).sum(dtype=wide(rows.device)),
-                (sums_to_one & (rows >= 0).all(-1)).sum(dtype=wide(rows.device)),
-            ])  # fmt: skip
-        candidate.register_hook(Hook(self._gradient_of(every, total, len(rows)), self._fail, traced=True))
+        rows = _rows(candidate, every)
+        hook = self._gradient_of(every, _log_z(rows), len(rows))
+        candidate.register_hook(Hook(hook, self._fail, traced=True))
 
-    def _gradient_of(self, every: int, total: Tensor, num_rows: int) -> Callable[[Tensor | None], None]:
+    def _gradient_of(self, every: int, total: Numbers, num_rows: int) -> Callable[[Tensor | None], None]:
         def seen(gradient: Tensor | None) -> None:
             if gradient is None:  # DDP and compiled code return a copy, and the loss was made from the original
                 self._unused = True
                 return
-            with torch.no_grad():
-                rows = _rows(gradient, every).to(wide(gradient.device))
-                num_targets, num_reversed = ((side.sum(-1) == 1).sum(dtype=rows.dtype) for side in (rows < 0, rows > 0))
-                sums = torch.stack([rows.sum(-1).square().sum(), rows.square().sum(), num_targets, num_reversed])
-                self._is_directed = rows.shape[-1] >= _FEWEST_CLASSES
-                if self._targets is None:
-                    self._targets = count_targets(rows.argmin(-1))
+            rows = _rows(gradient, every)
+            sums = _shift(rows)
+            self._is_directed = rows.shape[-1] >= _FEWEST_CLASSES
+            if self._targets is None:
+                self._targets = count_targets(rows.argmin(-1))
             self._total = total if self._total is None else self._total + total
             self._rows += num_rows
             self._shift = sums if self._shift is None else self._shift + sums
@@ -190,6 +189,39 @@ def _stride(tensor: Tensor) -> int:
     return -(-num_rows // max(_FEWEST_ROWS, _MAX_VALUES // tensor.shape[-1]))
 
 
-def _rows(tensor: Tensor, every: int) -> Tensor:
-    """Evenly spaced rows of a tensor, [rows, classes]."""
+def _rows(tensor: Tensor, every: int) -> Rows:
+    """Evenly spaced rows of a tensor, [rows, classes]; an array that shares its memory if it is on the host."""
+    if (array := host_array(tensor)) is not None:
+        return array.reshape(-1, array.shape[-1])[::every]
     return tensor.detach().flatten(0, -2)[::every]
+
+
+def _log_z(rows: Rows) -> Numbers:
+    """The sum of log Σ exp over the rows, and the number of rows that are probabilities."""
+    if isinstance(rows, np.ndarray):
+        rows = rows.astype(np.float32, copy=False)
+        with np.errstate(all="ignore"):
+            highest = rows.max(-1, keepdims=True)
+            highest[~np.isfinite(highest)] = 0.0
+            log_z = np.log(np.exp(rows - highest).sum(-1)) + highest[:, 0]
+            sums_to_one = np.abs(rows.sum(-1) - 1) < _SUM_ERROR
+            num_probabilities = np.count_nonzero((rows[sums_to_one] >= 0).all(-1))
+        return np.array([log_z.sum(dtype=np.float64), num_probabilities])
+    rows = rows.float()
+    to_one = (rows.sum(-1) - 1).abs() < _SUM_ERROR
+    precise = wide(rows.device)
+    return torch.stack([
+        rows.logsumexp(-1).sum(dtype=precise), (to_one & (rows >= 0).all(-1)).sum(dtype=precise)
+    ])  # fmt: skip
+
+
+def _shift(rows: Rows) -> Numbers:
+    """Over the rows of the gradient: Σ (row sum)², Σ (values)², and the numbers with one value below and above 0."""
+    if isinstance(rows, np.ndarray):
+        rows = rows.astype(np.float64, copy=False)
+        with np.errstate(all="ignore"):
+            sides = (np.count_nonzero(np.count_nonzero(side, -1) == 1) for side in (rows < 0, rows > 0))
+            return np.array([np.square(rows.sum(-1)).sum(), np.square(rows).sum(), *sides])
+    precise = rows.to(wide(rows.device))
+    num_targets, num_reversed = ((side.sum(-1) == 1).sum(dtype=precise.dtype) for side in (precise < 0, precise > 0))
+    return torch.stack([precise.sum(-1).square().sum(), precise.square().sum(), num_targets, num_reversed])

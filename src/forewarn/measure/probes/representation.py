@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor, nn
 
+from forewarn.measure.engine.host_arrays import host_array
 from forewarn.measure.engine.portable import wide
+from forewarn.measure.engine.similarity import Rows, joined, similarity
 from forewarn.measure.forward import hookable_modules
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 from forewarn.measure.layers import is_leaf
@@ -41,7 +43,7 @@ class RepresentationProbe(Probe):
         self._tapped: str | None = None
         self._taps: list[ModuleTap] = []
         """For these modules and this head."""
-        self._sample: list[Tensor] = []
+        self._sample: list[Rows] = []
         self._num_rows = 0
 
     def module_taps(self) -> Sequence[ModuleTap]:
@@ -75,10 +77,14 @@ class RepresentationProbe(Probe):
         """Copy a few evenly spaced rows, from the first calls of the step: the tensor may change or be freed."""
         num_wanted = MAX_ROWS - self._num_rows
         if num_wanted > 0:
-            with hidden_from_checkpointing():
-                rows = tensor.detach().reshape(-1, tensor.shape[-1])
-                rows = rows[:: max(1, len(rows) // num_wanted)][:num_wanted]
-                self._sample.append(rows.to(wide(tensor.device), copy=True))
+            every = max(1, tensor.shape[:-1].numel() // num_wanted)
+            if (array := host_array(tensor)) is not None:
+                few = array.reshape(-1, array.shape[-1])[::every][:num_wanted]
+                self._sample.append(few.astype(np.float64))
+            else:
+                with hidden_from_checkpointing():
+                    rows = tensor.detach().reshape(-1, tensor.shape[-1])[::every][:num_wanted]
+                    self._sample.append(rows.to(wide(tensor.device), copy=True))
             self._num_rows += len(self._sample[-1])
 
     def collect(self, step: Step) -> Pending | None:
@@ -86,7 +92,7 @@ class RepresentationProbe(Probe):
         if not sample or sum(map(len, sample)) < 2:
             return None
         scope = (self._head or type(self._parameter_index.model).__name__,)
-        cosine, rank = similarity(torch.cat(sample))
+        cosine, rank = similarity(joined(sample))
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             yield Reading("activation/row_cosine", scope, arrays[0])
@@ -99,25 +105,6 @@ class RepresentationProbe(Probe):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._head = state["head"]
-
-
-def similarity(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean cosine over all pairs of rows, and the effective rank of their differences.
-
-    The effective rank is the participation ratio (Σλ)² / Σλ² of the eigenvalues λ of the rows' covariance. It is k if
-    rows differ equally in k directions, and 1 if they lie on a line or are all the same. No eigenvalue is computed.
-    """
-    num = len(rows)
-    units = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
-    total = units.sum(dim=0)
-    cosine = (torch.dot(total, total) - num) / (num * (num - 1))
-    centred = rows - rows.mean(dim=0)
-    gram = centred @ centred.T
-    trace = gram.diagonal().sum()
-    rank = trace.square() / gram.square().sum()
-    # For identical rows, only rounding errors are left, whose rank means nothing.
-    same = trace <= torch.finfo(rows.dtype).eps * torch.linalg.vector_norm(rows).square()
-    return cosine, torch.where(same, 1.0, rank)
 
 
 def _is_linear(name: str, module: nn.Module) -> bool:

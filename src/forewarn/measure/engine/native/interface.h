@@ -13,7 +13,7 @@
 #define EXPORTED
 #endif
 
-enum { INTERFACE_VERSION = 4 }; /* changes with any function here: a library built from older sources is not used */
+enum { INTERFACE_VERSION = 5 }; /* changes with any function here: a library built from older sources is not used */
 
 enum { DONE = 0, NO_MEMORY = 1, NO_SUCH_PATH = 2, NO_SUCH_PLACE = 3 };
 
@@ -48,19 +48,25 @@ EXPORTED int forewarn_gather_diff(int64_t num_tensors, const void *const *data, 
 /* What to measure in the units of a layer. */
 enum { LOOK_AT_NOTHING, LOOK_FOR_FIRED, LOOK_FOR_INSIDE, LOOK_FOR_PEAKED, LOOK_AT_CHANNELS };
 
-/* Where the statistics of one output of a layer are added up, call after call. */
+/* Where the statistics of one output of a layer are added up, call after call, and how the output is laid out. */
 typedef struct {
-    double *row;      /* [9]: count, sum, sum of squares, min, max, zeros, nonfinite, sum of cubes, of fourth powers */
-    int64_t look;     /* one of LOOK_… */
-    double low, high; /* the bounds of `inside` and `peaked` */
-    uint8_t *fired;   /* [units]: set to 1 where a unit is not zero somewhere */
-    double *sums;     /* inside [units]: values strictly between low and high; peaked [2]: positions whose largest unit
-                         reaches `high`, and all; channels [2 × units]: sum of each, then sum of squares */
+    double *row;        /* [9]: count, sum, sum of squares, min, max, zeros, nonfinite, sum of cubes, of fourth powers */
+    int64_t *positions; /* [1]: at how many positions each unit was read */
+    int64_t look;       /* one of LOOK_… */
+    double low, high;   /* the bounds of `inside` and `peaked` */
+    uint8_t *fired;     /* [units]: set to 1 where a unit is not zero somewhere */
+    double *sums;       /* inside [units]: values strictly between low and high; peaked [2]: positions whose largest unit
+                           reaches `high`, and all; channels [2 × units]: sum of each, then sum of squares */
+    int64_t outer, units, inner, every; /* a tensor [outer × units × inner], of which every nth row is read */
+    int64_t dtype, path;
 } Tally;
 
-/* Reads every `every`-th row of a tensor [outer × units × inner], from the first on, and adds it to a tally. */
-EXPORTED int forewarn_add_layer(const Tally *tally, const void *data, int64_t outer, int64_t units, int64_t inner,
-                                int64_t every, int dtype, int path);
+/* Reads every `every`-th row of a tensor, from the first on, and adds it to a tally. */
+EXPORTED int forewarn_add_layer(const Tally *tally, const void *data);
+
+/* How alike the rows [num × width] of a matrix are, of which there are at least two: `found` [2] is the mean cosine over
+ * all pairs, and the effective rank of their differences. */
+EXPORTED int forewarn_similarity(int64_t num, int64_t width, const double *rows, double *found);
 
 /* Where one shape of a distribution ends and another begins: the constants of forewarn/distributions/shape.py. */
 typedef struct {

@@ -50,22 +50,6 @@ static void add_block(const Layer *layer, const char *values, size_t length, dou
     columns[8] += powers.fourths;
 }
 
-static void add_statistics(const Layer *layer, double *columns)
-{
-    size_t size = element_size(layer->dtype);
-    int64_t rows_at_once = layer->every == 1 ? layer->outer : 1;
-    for (int64_t row = 0; row < layer->outer; row += layer->every == 1 ? layer->outer : layer->every) {
-        const char *values = plane(layer, row, 0);
-        size_t left = (size_t)(rows_at_once * layer->units * layer->inner);
-        while (left > 0) {
-            size_t length = smaller(left, BLOCK);
-            add_block(layer, values, length, columns);
-            values += length * size;
-            left -= length;
-        }
-    }
-}
-
 /* ---- units side by side: consecutive values in memory belong to consecutive units ---- */
 
 static void mark_values(const double *values, size_t length, uint8_t *fired)
@@ -209,31 +193,55 @@ static void add_planes(const Layer *layer, int64_t row, const Tally *tally)
     }
 }
 
+/* ---- a whole output ---- */
+
+static void add_units(const Layer *layer, int64_t row, const Tally *tally)
+{
+    if (layer->inner == 1) {
+        add_row_of_units(layer, row, tally);
+    } else {
+        add_planes(layer, row, tally);
+    }
+}
+
+/* Adds rows that lie side by side, block by block; the units of a row are looked at while it is in the cache. */
+static void add_rows(const Layer *layer, int64_t first, int64_t num_rows, const Tally *tally)
+{
+    size_t row_length = (size_t)(layer->units * layer->inner), whole = (size_t)num_rows * row_length, length;
+    const char *values = plane(layer, first, 0);
+    int64_t row = 0;
+    for (size_t at = 0; at < whole; at += length) {
+        length = smaller(whole - at, BLOCK);
+        add_block(layer, values + at * element_size(layer->dtype), length, tally->row);
+        for (; tally->look != LOOK_AT_NOTHING && (size_t)(row + 1) * row_length <= at + length; row++) {
+            add_units(layer, first + row, tally);
+        }
+    }
+}
+
 /* ---- functions that Python calls ---- */
 
-int forewarn_add_layer(const Tally *tally, const void *data, int64_t outer, int64_t units, int64_t inner,
-                       int64_t every, int dtype, int path)
+int forewarn_add_layer(const Tally *tally, const void *data)
 {
-    Layer layer = {(Dtype)dtype, data, outer, units, inner, every, find_path(path)};
+    Layer layer = {(Dtype)tally->dtype, data,         tally->outer, tally->units,
+                   tally->inner,        tally->every, find_path((int)tally->path)};
     if (!layer.path) {
         return NO_SUCH_PATH;
     }
-    if (outer * units * inner == 0) {
+    if (layer.outer * layer.units * layer.inner == 0) {
         return DONE;
     }
     fenv_t environment; /* of the host, which may treat denormals as zero */
     fegetenv(&environment);
     fesetenv(FE_DFL_ENV);
-    add_statistics(&layer, tally->row);
-    if (tally->look != LOOK_AT_NOTHING) {
-        for (int64_t row = 0; row < outer; row += every) {
-            if (inner == 1) {
-                add_row_of_units(&layer, row, tally);
-            } else {
-                add_planes(&layer, row, tally);
-            }
+    if (layer.every == 1) {
+        add_rows(&layer, 0, layer.outer, tally);
+    } else {
+        for (int64_t row = 0; row < layer.outer; row += layer.every) {
+            add_rows(&layer, row, 1, tally);
         }
     }
+    *tally->positions += (layer.outer + layer.every - 1) / layer.every * layer.inner;
     fesetenv(&environment);
     return DONE;
 }

@@ -8,7 +8,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
-INTERFACE_VERSION = 4
+INTERFACE_VERSION = 5
 """The same number as in interface.h: a library built from different sources is not used."""
 
 _ERRORS: dict[int, tuple[type[Exception], str]] = {
@@ -83,6 +83,7 @@ def _loaded() -> ctypes.CDLL | str:
     loaded.forewarn_measure.argtypes = [*_TENSORS, _Long, _Int, _Int, _Address, _Address, _Address]
     loaded.forewarn_gather.argtypes = [*_TENSORS, _Address, _Address, _Address]
     loaded.forewarn_gather_diff.argtypes = [*_TENSORS, _Address, _Address, _Address, _Int, _Address]
-    loaded.forewarn_add_layer.argtypes = [_Address, _Address, _Long, _Long, _Long, _Long, _Int, _Int]
+    loaded.forewarn_add_layer.argtypes = [_Address, _Address]
+    loaded.forewarn_similarity.argtypes = [_Long, _Long, _Address, _Address]
     loaded.forewarn_spread.argtypes = [_Long, _Address, _Address, _Long, *[_Address] * 7]
     return loaded
