@@ -319,6 +319,7 @@ class Monitor:
         steps: int = 100,
         find_lr: bool = True,
         clip: float | None = None,
+        accumulate: int = 1,
         total_steps: int | None = None,
     ) -> Preflight:
         """`forewarn.preflight` on the watched model and its optimizers, with the settings of this monitor.
@@ -330,7 +331,8 @@ class Monitor:
         model = self._loop.model
         return preflight(
             children_of(model) if isinstance(model, Models) else model, self._optimizers, data, loss,
-            steps=steps, find_lr=find_lr, clip=clip, total_steps=total_steps, config=self.config,
+            steps=steps, find_lr=find_lr, clip=clip, scaler=self._loop.scaler, accumulate=accumulate,
+            total_steps=total_steps, config=self.config,
         )  # fmt: skip
 
     def batch(self, inputs: Any, targets: Any = None) -> None:

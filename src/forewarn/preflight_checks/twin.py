@@ -40,6 +40,8 @@ class Twin:
     optimizers: tuple[Optimizer, ...]
     clip: float | None = None
     """The norm to which gradients are clipped, if they are."""
+    scaler: Any = None
+    """The copy of the gradient scaler, if there is one."""
     _has_strangers: bool | None = None
     """Whether the loss uses trainable tensors that are not in the model; None until the first step."""
 
@@ -56,27 +58,37 @@ class Twin:
         """The loss of a batch, which may be changed by the model without changing that of the user."""
         return function(self.model, own_copy(batch, self.device))
 
-    def step(self, function: LossFunction, batch: Any) -> Tensor:
-        """One optimizer step; returns the loss before it."""
-        loss = self._backward(function, batch)
+    def step(self, function: LossFunction, *batches: Any) -> Tensor:
+        """One optimizer step on the gradients of one batch, or the mean of several; returns the loss before it."""
+        loss = self._backward(function, batches)
         for optimizer in self.optimizers:
             if isinstance(optimizer, torch.optim.LBFGS):
-                optimizer.step(lambda: self._backward(function, batch))
+                optimizer.step(lambda: self._backward(function, batches))
+            elif self.scaler is not None:
+                self.scaler.step(optimizer)
             else:
                 optimizer.step()
+        if self.scaler is not None:
+            self.scaler.update()
         return loss
 
-    def _backward(self, function: LossFunction, batch: Any) -> Tensor:
+    def _backward(self, function: LossFunction, batches: Sequence[Any]) -> Tensor:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        loss = self.loss(function, batch)
         own = [parameter for _, parameter in named_parameters(self.root) if parameter.requires_grad]
-        if self._has_strangers is None:
-            self._has_strangers = not set(map(id, leaves(loss))) <= set(map(id, own))
-        loss.backward(inputs=own if self._has_strangers else None)  # others must not get a gradient from a trial
+        losses = []
+        for batch in batches:
+            loss = self.loss(function, batch) / len(batches)
+            if self._has_strangers is None:
+                self._has_strangers = not set(map(id, leaves(loss))) <= set(map(id, own))
+            scaled = loss if self.scaler is None else self.scaler.scale(loss)
+            scaled.backward(inputs=own if self._has_strangers else None)  # others must not get a gradient from a trial
+            losses.append(loss.detach())
         if self.clip is not None:
+            for optimizer in self.optimizers if self.scaler is not None else ():
+                self.scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(own, self.clip)
-        return loss.detach()
+        return torch.stack(losses).sum()
 
     @property
     def searches(self) -> bool:
@@ -108,7 +120,9 @@ def ramp(twin: Twin) -> Callable[[float], None]:
     return set_share
 
 
-def twin_of(root: nn.Module, optimizers: Sequence[Optimizer], clip: float | None = None) -> Twin:
+def twin_of(
+    root: nn.Module, optimizers: Sequence[Optimizer], clip: float | None = None, scaler: Any = None
+) -> Twin:
     """Copy a model and its optimizers together, so that the copied optimizers hold the copied parameters."""
     memo: dict[int, Any] = {}
     for _, module in named_modules(root):
@@ -121,6 +135,7 @@ def twin_of(root: nn.Module, optimizers: Sequence[Optimizer], clip: float | None
         for _, module in named_modules(copied):
             _rebind(vars(module), memo)
         twins = tuple(_copied_optimizer(optimizer, memo) for optimizer in optimizers)
+        own_scaler = copy.deepcopy(scaler)
     except Exception as error:
         raise TwinError(
             f"{type(unwrapped(root)).__name__} or its optimizer cannot be copied ({type(error).__name__}: {error}), "
@@ -129,7 +144,7 @@ def twin_of(root: nn.Module, optimizers: Sequence[Optimizer], clip: float | None
     for model in models_in(copied):
         if not model.training:  # a check of its own; the others are about training
             model.train()
-    return Twin(copied, twins, clip)
+    return Twin(copied, twins, clip, own_scaler)
 
 
 def _rebind(held: dict[Any, Any], memo: Mapping[int, Any], depth: int = 2) -> None:
