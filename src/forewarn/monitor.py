@@ -87,6 +87,7 @@ class Monitor:
         views: Sequence[View],
         recovery: Callable[[TaskLosses], Recovery] | None = None,
         optimizers: Sequence[Optimizer] = (),
+        scaler: Any = None,
         evidence: Evidence,
         exchange: Exchange | None = None,
     ) -> None:
@@ -108,6 +109,7 @@ class Monitor:
         self._views = ViewSet(views, loop.failures)
         self._recovery = None if recovery is None else recovery(self._tasks)
         self._optimizers = tuple(optimizers)
+        self._scaler = scaler
         self._evidence = evidence
         self._adjuster = Adjuster(optimizers, exchange)
         self._epoch_ended = -1
@@ -331,7 +333,7 @@ class Monitor:
         model = self._loop.model
         return preflight(
             children_of(model) if isinstance(model, Models) else model, self._optimizers, data, loss,
-            steps=steps, find_lr=find_lr, clip=clip, scaler=self._loop.scaler, accumulate=accumulate,
+            steps=steps, find_lr=find_lr, clip=clip, scaler=self._scaler, accumulate=accumulate,
             total_steps=total_steps, config=self.config,
         )  # fmt: skip
 

@@ -55,8 +55,8 @@ class SkipBatch(Limits):
     least: int = between(20, 1)
     """Number of norms needed before a batch is skipped. Norms that are not finite are always skipped."""
     in_a_row: int = between(3, 1)
-    """Number of batches with a finite norm that are skipped in a row. After that, it is the level that has changed. After
-    as many others in a row the run rolls back, if the policy says so: it is not the batch."""
+    """Number of batches with a finite norm that are skipped in a row. After that, it is the level that has changed. If
+    more others are skipped in a row, it is not the batch, and a policy that can roll back does."""
     host_read: bool = False
     """Whether an optimizer on an accelerator that is not fused may wait for the norm on every step."""
 

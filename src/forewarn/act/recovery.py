@@ -81,7 +81,7 @@ class Recovery:
         self._last_clip = math.nan
         self._skipped_at = -1
         self._skips_in_a_row = 0
-        self._is_healthy = True
+        self._is_healthy, self._is_critical = True, False
         self._levels: dict[str, float] = {}
         """By the code of an alert: the highest usual loss before it."""
         self._loaded: TrainingState | None = None
@@ -100,8 +100,8 @@ class Recovery:
             self._decisions.step()
             actions += self._outcomes.update({alert.identity for alert in firing}, readings.get("train/loss", math.nan))
         self._last_step = step
-        serious = [alert for alert in firing if alert.severity >= Severity.WARNING]
-        self._is_healthy = not any(family_of(alert.code) not in _ELSEWHERE for alert in serious)
+        worst = max((alert.severity for alert in firing if family_of(alert.code) not in _ELSEWHERE), default=0)
+        self._is_healthy, self._is_critical = worst < Severity.WARNING, worst >= Severity.CRITICAL
         actions += self._skipped(step, readings, history)
         firing = [*self._unseen(step, readings), *firing]
         for decision in self._decisions.decide(firing, step, self._obstacle):
@@ -207,8 +207,10 @@ class Recovery:
 
     def _is_due(self, completed: int) -> bool:
         """Whether a checkpoint is taken now."""
-        if self._checkpoints is None or not self._judges or not self._is_healthy:
+        if self._checkpoints is None or not self._judges:
             return False
+        if not self._is_healthy and (self._is_critical or self._checkpoints.steps):
+            return False  # the first one is taken all the same: a run may live with a warning for long
         if any(decision.action in ("checkpoint", "roll_back") for decision in self._pending):
             return False
         if self._decisions.is_spent("roll_back"):
@@ -343,7 +345,8 @@ class Recovery:
         assert checkpoint is not None
         rewind(copied(checkpoint.monitor), [one for one in self._outcomes.taken.values() if one.step >= target])
         self.load_state_dict(kept, target)  # budgets are not renewed
-        self._pending, self._is_healthy, self._last_step = [], True, target - 1
+        self._pending, self._last_step = [], target - 1
+        self._is_healthy, self._is_critical = True, False
         self._skipped_at, self._skips_in_a_row = -1, 0
         return tuple(taken) if self._judges else ()
 

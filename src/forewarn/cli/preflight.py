@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from forewarn.preflight_checks.result import Preflight
 
 PARTS = ("model", "optimizer", "data", "loss")
-KEYS = frozenset({*PARTS, "scaler"})
+KEYS = frozenset({*PARTS, "scaler", "scheduler"})
 
 
 @click.command()
@@ -49,7 +49,8 @@ def command(
     the model's own output or a cross-entropy, (model, optimizer, data, loss):
       data  a loader, a list of batches, one batch, or a function that makes them
       loss  a function of (model, batch), or a criterion such as nn.MSELoss()
-    It can also return a dict with these keys, and with a GradScaler as "scaler".
+    It can also return a dict with these names as keys, and with "scaler" and
+    "scheduler" if you use them.
 
     \b
     Examples:
@@ -89,7 +90,9 @@ def _checked(target: str, steps: int, find_lr: bool, **options: Any) -> Prefligh
     from forewarn.preflight_checks.inspection import NUM_BATCHES, WATCHED_STEPS, preflight
 
     try:
-        parts = _parts_of(target, named_function(target, "the function")())
+        returned = named_function(target, "the function")()
+        parts = _parts_of(target, returned)
+        parts.pop("scheduler", None)  # `returned` keeps it alive, so that it is found
         if isinstance(parts["data"], Iterator):  # made for this check alone
             parts["data"] = list(itertools.islice(parts["data"], NUM_BATCHES))
         with progress(WATCHED_STEPS + steps + steps * find_lr) as tell:

@@ -32,10 +32,20 @@ from forewarn.preflight_checks.one_batch import check_one_batch, learn_one_batch
 from forewarn.preflight_checks.parameter_checks import check_groups, check_mode, frozen_note
 from forewarn.preflight_checks.range_test import check_rate, present_rate, range_test
 from forewarn.preflight_checks.result import Preflight, PreflightCheck, RateCurve, State
-from forewarn.preflight_checks.twin import LossFunction, Twin, buffers_kept, everything_kept, prepare_lazy, twin_of
+from forewarn.preflight_checks.twin import (
+    LossFunction,
+    Twin,
+    buffers_kept,
+    everything_kept,
+    prepare_lazy,
+    twin_of,
+    unnoted_peaks,
+)
 
 WATCHED_STEPS = 30
 """Number of steps under all rules: enough for rules that wait for 20 readings."""
+SCHEDULED_STEPS = 10_000
+"""Number of steps in which a schedule reaches its peak, if the length of the run is not given."""
 SEARCH_PASSES = 10
 """How many times fewer steps are taken with LBFGS, which runs up to 20 passes in each."""
 NUM_BATCHES = 8
@@ -93,8 +103,9 @@ def preflight(
     with everything_kept(data), buffers_kept(root):
         batches = first_batches(data, NUM_BATCHES, time.perf_counter)
         return _Flight(
-            root, optimizers, batches, loss, steps, find_lr, clip, scaler, accumulate, total_steps, settings, tell
-        ).result()
+            root, optimizers, batches, loss, steps, find_lr, clip, scaler, accumulate, total_steps, settings, tell,
+            unnoted_peaks(optimizers, total_steps or SCHEDULED_STEPS),
+        ).result()  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +122,7 @@ class _Flight:
     total_steps: int | None
     config: Config
     tell: Callable[[str], None] | None
+    peaks: Mapping[int, float]
 
     def result(self) -> Preflight:
         """All checks that can be made, in their order."""
@@ -211,6 +223,8 @@ class _Flight:
 
     def _twin(self, function: LossFunction | None = None, batch: Any = None) -> Twin:
         twin = twin_of(self.root, self.optimizers, self.clip, self.scaler)
+        for place, peak in self.peaks.items():
+            twin.groups[place]["initial_lr"] = peak
         if function is not None:
             prepare_lazy(twin, function, batch)
         return twin

@@ -15,9 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
+from forewarn.act.training_state import schedulers_of
 from forewarn.measure.module_tree import Models, children_of, models_in, named_modules, named_parameters, unwrapped
 from forewarn.measure.nested import nested_tensors
+from forewarn.plan import planned_peaks
 from forewarn.random_states import random_states_kept
 from forewarn.types import peak_lr
 
@@ -120,9 +123,25 @@ def ramp(twin: Twin) -> Callable[[float], None]:
     return set_share
 
 
-def twin_of(
-    root: nn.Module, optimizers: Sequence[Optimizer], clip: float | None = None, scaler: Any = None
-) -> Twin:
+def unnoted_peaks(optimizers: Sequence[Optimizer], num_steps: int) -> dict[int, float]:
+    """By the position of a group: its highest rate in so many steps, if its scheduler may multiply the noted one.
+
+    A function such as that of "Attention is all you need" goes from 1e-7 to 1e-3 with a noted rate of 1.
+    """
+    positions: dict[int, float] = {}
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for scheduler in schedulers_of(optimizers):
+        parts = getattr(scheduler, "_schedulers", [scheduler])
+        if not any(isinstance(part, LambdaLR) for part in parts):
+            continue
+        with contextlib.suppress(Exception):  # of the user's function, or one that ends before
+            peaks = planned_peaks(scheduler, num_steps)
+            for group, peak in zip(scheduler.optimizer.param_groups, peaks, strict=True):
+                positions[next(place for place, one in enumerate(groups) if one is group)] = peak
+    return positions
+
+
+def twin_of(root: nn.Module, optimizers: Sequence[Optimizer], clip: float | None = None, scaler: Any = None) -> Twin:
     """Copy a model and its optimizers together, so that the copied optimizers hold the copied parameters."""
     memo: dict[int, Any] = {}
     for _, module in named_modules(root):

@@ -97,7 +97,9 @@ def watched_steps(
     if rate is not None:
         scale_rates(twin, rate)
     with tempfile.TemporaryDirectory(prefix="forewarn-preflight-") as folder, _no_notifications():
-        monitor = watch(model, twin.optimizers, Path(folder) / "run", every=1, views=[], config=config, scaler=twin.scaler)
+        monitor = watch(
+            model, twin.optimizers, Path(folder) / "run", every=1, views=[], config=config, scaler=twin.scaler
+        )
         with monitor:
             for number in range(num_steps):
                 places = range(number * accumulate, (number + 1) * accumulate)

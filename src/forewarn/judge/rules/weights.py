@@ -298,9 +298,9 @@ def weight_decay_dominates(
     rate that is too high, because the updates are large, but a lower one does not help. Common values are 1e-4 to 0.1;
     a weight decay of 1 is far too high for most runs.
 
-    The decay of a step is lr × weight decay, with the momentum of SGD several times that. If the decay is part of the gradient and
-    the optimizer divides by its size, as Adam does, weight decay × weight norm is compared with the gradient norm. If
-    the loss has already halved, only a strong decay fires, since in a minimum the two balance.
+    The decay of a step is lr × weight decay, with the momentum of SGD several times that. If the decay is part of the
+    gradient and the optimizer divides by its size, as Adam does, weight decay × weight norm is compared with the
+    gradient norm. If the loss has already halved, only a strong decay fires, since in a minimum the two balance.
 
     ## Example
     fires: 0.6x4 | update/ratio{layer.weight} 0.6x4 | train/lr{0} 0.5x4 | group/weight_decay 1.0
