@@ -13,7 +13,7 @@ from tests.rank_runs import batch, made, split
 STEPS, ONSET = 70, 45
 
 
-class Broken(RuntimeError):
+class BrokenError(RuntimeError):
     """An optimizer that cannot step."""
 
 
@@ -96,7 +96,7 @@ def train(
             if action in ("lower_clip", "raise_clip") or (action == "skip_batch" and how == "fsdp2"):
                 monitor.clip_grad_norm_(1.0)
             before = local(called)
-            with contextlib.suppress(Broken):
+            with contextlib.suppress(BrokenError):
                 optimizer.step()
             seen["moved"].append(any(not torch.equal(a, b) for a, b in zip(before, local(called), strict=True)))
             optimizer.zero_grad()
