@@ -55,10 +55,11 @@ def main() -> None:
             with forewarn.open_run(path) as run:
                 actions = run.actions()
             _, usual, _, _ = trained(case, None)
-        changing = [action for action in actions if action.action not in HARMLESS and not action.failed]
-        num_changed += bool(changing)
+        changing = [action for action in actions if action.action not in HARMLESS]
+        num_changed += any(not action.failed for action in changing)
         num_different += score != usual
-        names = ", ".join(f"{one.action} at {one.step} ({one.code})" for one in changing) or "no action"
+        words = [f"{one.action} at {one.step} ({one.code}{', failed' if one.failed else ''})" for one in changing]
+        names = ", ".join(words) or "no action"
         print(f"{case.key:40} score {score:.5g}, observed {usual:.5g}  {names}  {error}", flush=True)
     print(f"{num_changed} of {options.runs} runs were changed, {num_different} scores differ")
 

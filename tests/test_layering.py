@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "troubles": {"measure", "store", "snapshots", "views"},
     "monitor": LOW | {"saved_state", "troubles", "config", "measure", "store", "judge", "act", "snapshots", "views"},
     "attach": LOW | {"plan", "policy", "config", "measure", "store", "judge", "act", "snapshots", "views", "monitor"},
-    "preflight_checks": LOW | {"config", "measure", "store", "judge", "views", "attach"},
+    "preflight_checks": LOW | {"plan", "config", "measure", "store", "judge", "act", "views", "attach"},
     "standalone": LOW | {"measure", "judge"},
     "compat": {"standalone", "measure"},
     "integrations": LOW | {"plan", "config", "measure", "store", "judge", "views", "monitor", "attach"},

@@ -38,6 +38,20 @@ export interface Alert {
   computed: string | null;
 }
 
+/** Something that the policy did to the run. */
+export interface Action {
+  step: number;
+  action: string;
+  code: string;
+  words: string;
+  outcome: string;
+  state: "done" | "dry run" | "failed";
+  /** Whether the alert was resolved and the loss came back. */
+  worked: boolean;
+  /** The step to which the run returned. */
+  to: number | null;
+}
+
 export interface Metric {
   label: string;
   unit: string;
@@ -75,6 +89,7 @@ export interface Overview {
   };
   remedies: Remedy[];
   alerts: Alert[];
+  actions: Action[];
   checklist: { name: string; state: string; detail: string }[];
   epochs: { words: string }[];
   metrics: Record<string, Metric>;

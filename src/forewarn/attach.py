@@ -221,6 +221,7 @@ def watch(
             views=shown_in,
             recovery=_recovery(settings.policy, Parts(model, optimizers, scaler), guard, exchange),
             optimizers=optimizers,
+            scaler=scaler,
             evidence=Evidence(SnapshotWriter(model, info, settings, ranks, loop.kept), stopwatch),
             exchange=exchange,
         )

@@ -88,6 +88,7 @@ class Monitor:
         views: Sequence[View],
         recovery: Callable[[TaskLosses], Recovery] | None = None,
         optimizers: Sequence[Optimizer] = (),
+        scaler: Any = None,
         evidence: Evidence,
         exchange: Exchange | None = None,
     ) -> None:
@@ -109,6 +110,7 @@ class Monitor:
         self._views = ViewSet(views, loop.failures)
         self._recovery = None if recovery is None else recovery(self._tasks)
         self._optimizers = tuple(optimizers)
+        self._scaler = scaler
         self._evidence = evidence
         self._adjuster = Adjuster(optimizers, exchange)
         self._epoch_ended = -1
@@ -320,6 +322,7 @@ class Monitor:
         steps: int = 100,
         find_lr: bool = True,
         clip: float | None = None,
+        accumulate: int = 1,
         total_steps: int | None = None,
     ) -> Preflight:
         """`forewarn.preflight` on the watched model and its optimizers, with the settings of this monitor.
@@ -331,7 +334,8 @@ class Monitor:
         model = self._loop.model
         return preflight(
             children_of(model) if isinstance(model, Models) else model, self._optimizers, data, loss,
-            steps=steps, find_lr=find_lr, clip=clip, total_steps=total_steps, config=self.config,
+            steps=steps, find_lr=find_lr, clip=clip, scaler=self._scaler, accumulate=accumulate,
+            total_steps=total_steps, config=self.config,
         )  # fmt: skip
 
     def batch(self, inputs: Any, targets: Any = None) -> None:

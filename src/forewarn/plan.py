@@ -92,6 +92,12 @@ class Plan(Settings):
         return cls(total=total, shape="knots", knots=" | ".join(knots))
 
 
+def planned_peaks(scheduler: Any, total: int) -> list[float]:
+    """The highest learning rate of each group of a scheduler until step `total`."""
+    peaks = [peak_lr(group) or 1.0 for group in scheduler.optimizer.param_groups]
+    return [peak * float(course.max()) for peak, course in zip(peaks, _courses(scheduler, total), strict=True)]
+
+
 def _courses(scheduler: Any, total: int) -> list[NDArray[np.float64]]:
     """For each group of a scheduler: its fraction of the peak from the scheduler's current step to step `total`."""
     optimizer = getattr(scheduler, "optimizer", None)

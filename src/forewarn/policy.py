@@ -55,7 +55,8 @@ class SkipBatch(Limits):
     least: int = between(20, 1)
     """Number of norms needed before a batch is skipped. Norms that are not finite are always skipped."""
     in_a_row: int = between(3, 1)
-    """Number of batches with a finite norm that are skipped in a row. After that, it is the level that has changed."""
+    """Number of batches with a finite norm that are skipped in a row. After that, it is the level that has changed. If
+    more others are skipped in a row, it is not the batch, and a policy that can roll back does."""
     host_read: bool = False
     """Whether an optimizer on an accelerator that is not fused may wait for the norm on every step."""
 
@@ -69,7 +70,7 @@ class LowerLr(Limits):
     factor: float = between(0.5, 1e-6, 1.0)
     """Factor if the alert does not advise a learning rate itself."""
     least_factor: float = between(0.1, 1e-6, 1.0)
-    """Smallest factor, whatever the alert advises."""
+    """Smallest factor that an alert may advise, unless it names the rate from before a jump."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,7 +84,7 @@ _CAUSE_IN_WORDS = {
     FrozenCause.ZERO_GRADIENT: "its gradient is exactly zero, as behind dead units or a mask",
     FrozenCause.ZERO_LR: "the learning rate of its group is 0",
     FrozenCause.OPTIMIZER_NOT_STEPPED: "the optimizer did not step",
-    FrozenCause.STEP_SKIPPED: "the gradient scaler skipped the step",
+    FrozenCause.STEP_SKIPPED: "the gradient scaler or the policy skipped the step",
     FrozenCause.ROUNDED_AWAY: "low precision rounds its updates away",
 }
 

@@ -62,21 +62,72 @@ def test_a_healthy_run_stays_as_it_is_to_the_last_bit(tmp_path, name, seed):
     assert score == trained(case, None)[1]
 
 
-def test_a_few_bad_batches_do_not_end_a_run(tmp_path):
+SGD = {"optimizer": "SGD", "lr": 2e-3, "momentum": 0.9}
+
+
+def regression(path, bad=None, optimizer="AdamW", scaler=None, accumulate=1, before=None, **settings):
+    """Train under autopilot; `bad` multiplies the inputs of a step, `before` is called before each. The last losses."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    with forewarn.watch(model, optimizer, tmp_path / "run", every=10, views=[], policy="autopilot") as monitor:
+    optimizer = getattr(torch.optim, optimizer)(model.parameters(), **{"lr": 1e-2} | settings)
+    losses = []
+    with forewarn.watch(model, optimizer, path, every=10, views=[], policy="autopilot", scaler=scaler) as monitor:
         for step in range(150):
-            x = torch.randn(32, 8, generator=torch.Generator().manual_seed(step))
-            bad = {80: 1e4, 100: float("nan")}.get(step, 1.0)
-            loss = ((model(x * bad) - x.sum(1, keepdim=True)) ** 2).mean()
-            loss.backward()
-            optimizer.step()
+            if before is not None:
+                before(step, model, optimizer)
+            for part in range(accumulate):
+                x = torch.randn(32, 8, generator=torch.Generator().manual_seed(2 * step + part))
+                outputs = model(x * (bad or {}).get(step, 1.0))
+                loss = ((outputs - x.sum(1, keepdim=True)) ** 2).mean() / accumulate
+                (loss if scaler is None else scaler.scale(loss)).backward()
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
             optimizer.zero_grad()
             monitor.step(loss)
-    assert float(loss.detach()) < 0.1
+            losses.append(float(loss.detach()))
+    return statistics.median(losses[-10:])
+
+
+@pytest.mark.parametrize("settings", [{}, SGD | {"accumulate": 2}])
+def test_a_few_bad_batches_do_not_end_a_run(tmp_path, settings):
+    assert regression(tmp_path / "run", {80: 1e4, 100: float("nan")}, **settings) < 0.1
     assert [(action.action, action.step) for action in actions_of(tmp_path / "run")] == [
         ("skip_batch", 80),
         ("skip_batch", 100),
     ]
+
+
+def breaks_weights(step, model, optimizer):
+    if step == 80:
+        with torch.no_grad():
+            model[2].bias.fill_(float("nan"))
+
+
+def test_a_run_that_no_batch_can_help_goes_back_after_a_few_even_if_it_has_lived_with_a_warning(tmp_path):
+    assert regression(tmp_path / "run", before=breaks_weights, **SGD | {"lr": 1e-2}) < 1.0
+    lowered, *skipped, last = actions_of(tmp_path / "run")
+    assert (lowered.action, lowered.step) == ("lower_lr", 4)
+    assert {action.action for action in skipped} <= {"skip_batch"}
+    assert len(skipped) <= 4
+    assert (last.action, last.parameters["to"]) == ("roll_back", 10)
+
+
+def test_a_batch_that_the_scaler_skips_needs_no_other_action(tmp_path):
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    assert regression(tmp_path / "run", {80: float("nan"), 81: float("nan")}, scaler=scaler) < 0.1
+    assert actions_of(tmp_path / "run") == []
+    assert scaler.get_scale() == 16.0
+
+
+def raises_rate(step, model, optimizer):
+    if step == 80:
+        optimizer.param_groups[0]["lr"] *= 100
+
+
+def test_a_learning_rate_that_jumps_is_set_back(tmp_path):
+    assert regression(tmp_path / "run", before=raises_rate, **SGD) < 0.1
+    lowered = next(action for action in actions_of(tmp_path / "run") if action.action == "lower_lr")
+    assert lowered.parameters["to"] == pytest.approx(SGD["lr"])

@@ -71,6 +71,22 @@ def test_symptoms_are_left_to_the_action_for_their_cause():
     assert decided({"gradient-spike": "stop"}, [symptom, {}], [0]) == [(0, "stop")]
 
 
+def test_a_symptom_worse_than_its_cause_is_acted_on_itself():
+    cause = {"code": "U104", "name": "update-ratio-jump", "severity": Severity.WARNING}
+    symptom = {"code": "L101", "name": "non-finite-loss", "follows": "U104"}
+    policy = {"rules": {"U104": "lower_lr", "L101": "roll_back"}, "lower_lr": {"times": 1}}
+    assert decided(policy, [symptom | {"severity": Severity.WARNING}, cause], [0, 1]) == [(0, "lower_lr")]
+    assert decided(policy, [symptom, cause], [0]) == [(0, "roll_back")]
+
+
+def test_the_rate_from_before_a_jump_is_restored_however_low_it_is():
+    finding = Finding("U104", "", 5, Severity.WARNING, 9.0, 3.0, {"lr_before": 0.001})
+    remedies = (Remedy("lower_lr", {"from": 1.0, "to": 0.001}, ""),)
+    decisions = Decisions(Policy({"critical": "lower_lr"}))
+    (decision,) = decisions.decide([alert(finding=finding, remedies=remedies)], 5, lambda *_: "")
+    assert decision.numbers["factor"] == 0.001
+
+
 def test_the_alert_advises_the_factor_of_the_learning_rate_within_limits():
     def factor(after: float) -> float:
         remedy = Remedy("lower_lr", {"from": 1.0, "to": after}, "")

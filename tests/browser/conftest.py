@@ -42,7 +42,7 @@ def missing(reason: str) -> None:
 class Training:
     """A small model whose loop the test drives, step by step."""
 
-    def __init__(self, path: Path, name: str = "middle", depth: int = 1) -> None:
+    def __init__(self, path: Path, name: str = "middle", depth: int = 1, policy: Any = None) -> None:
         torch.manual_seed(0)
         layers: dict[str, nn.Module] = {"first": nn.Linear(8, 16), "act": nn.Tanh()}
         layers |= {name if depth == 1 else f"{name}{index}": nn.Linear(16, 16) for index in range(depth)}
@@ -50,7 +50,7 @@ class Training:
         for key, layer in {**layers, "last": nn.Linear(16, 1)}.items():
             self.model.add_module(key, layer)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
-        self.monitor = forewarn.watch(self.model, self.optimizer, path, every=5, views=[])
+        self.monitor = forewarn.watch(self.model, self.optimizer, path, every=5, views=[], policy=policy)
 
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -71,7 +71,7 @@ class Training:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A healthy run, one with a fault, one with a hostile name, and one with thousands of series."""
+    """Runs: healthy, with a fault, saved by a policy, with a hostile name, and with thousands of series."""
     folder = tmp_path_factory.mktemp("runs")
     for name, fault in (("healthy", None), ("faulty", FAULT)):
         training = Training(folder / name)
@@ -80,6 +80,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             training.break_it()
             training.steps(60)
         training.close()
+    saved = Training(folder / "saved", policy={"update-ratio-jump": "lower_lr", "loss-spike": "roll_back"})
+    saved.steps(FAULT)
+    saved.break_it()
+    saved.steps(60)
+    saved.close()
     hostile = Training(folder / "hostile", HOSTILE)
     hostile.steps(40)
     hostile.close()

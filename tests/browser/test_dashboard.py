@@ -86,6 +86,32 @@ def test_a_click_on_an_alert_opens_its_card(visit: Visitor) -> None:
     wait_for_count(page, ".card", 0)
 
 
+def test_what_the_policy_did_stands_on_the_loss_and_in_a_list_with_its_outcome(visit: Visitor, runs: Path) -> None:
+    with forewarn.open_run(runs / "saved") as run:
+        actions = run.actions()
+    assert actions[0].action == "lower_lr"
+    page = visit.open("#run=saved")
+    wait_for_text(page, "#actions", "Lowered the learning rate from 0.5 to 0.003, because of U104")
+    assert page.locator("#actions li").count() == len(actions)
+    assert "resolved" in page.locator("#actions li small").first.inner_text()
+    wait_for_count(page, ".marks .deed", 1, len(actions))
+    mark = page.locator(".marks .deed").first
+    assert f"step {FAULT}: Lowered the learning rate" in mark.get_attribute("title")
+    left, plot = mark.bounding_box(), page.locator("#loss .u-over").bounding_box()
+    middle = left["x"] + left["width"] / 2
+    shown = plot["x"] + FAULT / (60 + FAULT - 1) * plot["width"]
+    assert middle == pytest.approx(shown, abs=3)
+    page.click("#actions li button >> nth=0")
+    wait_for_text(page, ".strip .at", f"step {FAULT}")
+    phone = visit.open("#run=saved", 390, 844)
+    wait_for_count(phone, ".marks .deed", 1, len(actions))
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+    quiet = visit.open("#run=faulty")
+    wait_for_count(quiet, ".marks button", 1, 99)
+    assert not quiet.locator("#actions").is_visible()
+    assert not quiet.locator(".deed").count()
+
+
 def test_hovering_over_the_map_shows_the_stored_value(visit: Visitor, runs: Path) -> None:
     page = visit.open("#run=faulty&metric=gradient%2Fnorm&zoom=all")
     page.mouse.move(*middle_of_row(page, 1, 0.5))
@@ -350,7 +376,7 @@ def test_lists_fit_a_phone(visit: Visitor, view: str) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-@pytest.mark.parametrize("name", ["healthy", "faulty"])
+@pytest.mark.parametrize("name", ["healthy", "faulty", "saved"])
 def test_a_report_opens_offline_and_in_the_frame_of_a_notebook_without_any_request(
     visit: Visitor, runs: Path, tmp_path: Path, name: str
 ) -> None:
@@ -367,6 +393,7 @@ def test_a_report_opens_offline_and_in_the_frame_of_a_notebook_without_any_reque
     assert requests == [report.as_uri()]
     verdict = "Healthy" if name == "healthy" else f"since step {FAULT}"
     wait_for_text(page, ".verdict", verdict)
+    assert page.locator("#actions").is_visible() == (name == "saved")
     frame = visit.blank(960, 1400)
     frame.set_content('<iframe sandbox="allow-scripts" width="900" height="1200"></iframe>')
     frame.eval_on_selector("iframe", "(frame, text) => (frame.srcdoc = text)", report.read_text())

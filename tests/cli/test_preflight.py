@@ -31,6 +31,13 @@ def with_an_iterator():
     model, optimizer, data = parts()
     return {"model": model, "optimizer": optimizer, "data": iter(data), "loss": nn.CrossEntropyLoss()}
 
+def as_in_my_loop():
+    model, _, data = parts()
+    optimizer = torch.optim.Adam(model.parameters(), 1.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.01 * min(1.0, (step + 1) / 50))
+    scaler = torch.amp.GradScaler("cpu")
+    return {"model": model, "optimizer": optimizer, "data": data, "scaler": scaler, "scheduler": scheduler}
+
 def without_a_rate():
     return parts(lr=0.0)
 
@@ -81,6 +88,13 @@ def test_a_dict_with_an_iterator_and_json(forewarn: Call) -> None:
     assert (said.code, result["exit_code"], result["verdict"], result["curve"]) == (0, 0, "ready to train", None)
     (duration,) = [check for check in result["checks"] if check["name"] == "time"]
     assert duration["numbers"]["total_steps"] == 500
+
+
+def test_a_scaler_a_schedule_and_accumulation_are_taken_as_they_are(forewarn: Call) -> None:
+    said = forewarn("preflight", "flown:as_in_my_loop", "--steps", "30", "--accumulate", "2", "--clip", "1", "--json")
+    assert said.code == 0, said.out + said.err
+    (rate,) = [check for check in json.loads(said.out)["checks"] if check["name"] == "learning rate"]
+    assert rate["numbers"]["present"] == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(

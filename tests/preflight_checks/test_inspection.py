@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -308,3 +308,70 @@ def test_the_checklist_fits_80_columns() -> None:
 def test_an_unknown_check_is_named_with_the_others() -> None:
     with pytest.raises(KeyError, match="there is no check 'rate'; choose from parameters in optimizer"):
         checked(HEALTHY["game"]()).check("rate")
+
+
+def test_a_schedule_by_a_function_is_tried_at_its_own_peak() -> None:
+    seed_everything(0)
+    model, _, data = plain()
+    optimizer = adam(model, 1.0)  # multiplied by what "Attention is all you need" prescribes
+    schedule = lambda step: 0.04 * min((step + 1) ** -0.5, (step + 1) * 400**-1.5)  # noqa: E731
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
+    result = forewarn.preflight(model, optimizer, data, steps=80)
+    assert result.check("learning rate").numbers["present"] == pytest.approx(0.002, rel=0.01)
+    assert result.exit_code == 0, str(result)
+    assert scheduler.last_epoch == 0
+
+
+def test_a_matrix_optimizer_with_momentum_decays_no_more_than_it_says() -> None:
+    seed_everything(0)
+    model = mlp()
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
+    others = [parameter for parameter in model.parameters() if parameter.ndim != 2]
+    optimizers = [torch.optim.Muon(matrices, 0.02), torch.optim.NAdam(others, 2e-3)]
+    result = forewarn.preflight(model, optimizers, loader(*classes()), steps=80)
+    assert result.exit_code == 0, str(result)
+
+
+class Recorded(torch.amp.GradScaler):
+    """A scaler that notes the scales at which steps were tried."""
+
+    scales: ClassVar[list[float]] = []
+
+    def step(self, optimizer: Any, *args: Any, **options: Any) -> Any:
+        Recorded.scales.append(self.get_scale())
+        return super().step(optimizer, *args, **options)
+
+
+def test_a_scaler_is_used_as_a_copy_and_its_skipped_steps_are_no_fault() -> None:
+    seed_everything(0)
+    model, optimizer, data = plain()
+    scaler = Recorded("cpu", init_scale=2.0**127, growth_interval=1000)
+    before = scaler.state_dict()
+    result = forewarn.preflight(model, optimizer, data, steps=80, scaler=scaler, clip=1.0)
+    assert result.exit_code == 0, str(result)
+    assert scaler.state_dict() == before
+    assert 2.0**80 < min(Recorded.scales) < 2.0**127, "the first scale overflows"
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with forewarn.watch(model, optimizer, views=[], scaler=scaler) as monitor:
+        Recorded.scales.clear()
+        monitor.preflight(data, steps=5, find_lr=False)
+    assert Recorded.scales
+
+
+def test_several_batches_per_step_have_the_gradient_of_one_large_batch() -> None:
+    from forewarn.preflight_checks.twin import twin_of
+
+    seed_everything(0)
+    model, inputs = mlp(), classes(48)[0]
+    targets = torch.randn(48, 5)
+    loss = lambda model, batch: functional.mse_loss(model(batch[0]), batch[1])  # noqa: E731
+    parts = list(zip(inputs.split(12), targets.split(12), strict=True))
+    together, apart = (twin_of(model, [torch.optim.SGD(model.parameters(), 0.1)]) for _ in range(2))
+    one, several = together.step(loss, (inputs, targets)), apart.step(loss, *parts)
+    assert several.item() == pytest.approx(one.item())
+    pairs = zip(together.root.parameters(), apart.root.parameters(), strict=True)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in pairs)
+    result = forewarn.preflight(model, adam(model), parts, loss, steps=10, accumulate=4)
+    assert result.exit_code < 2, str(result)
+    with pytest.raises(ValueError, match="accumulate must be a number of batches"):
+        forewarn.preflight(model, adam(model), parts, loss, accumulate=0)

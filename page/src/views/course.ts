@@ -6,6 +6,7 @@ import type { Alert } from "../api";
 import { h, sign } from "../dom";
 import { currentRun, faultStep, type Part, state } from "../page";
 import { panel } from "../panel";
+import { actionMarks, drawActions } from "./actions";
 import { lane, metricPanel, reading } from "./lines";
 import { mainSeries } from "./strip";
 
@@ -26,10 +27,17 @@ export function lossCurves(): Curve[] {
 
 function lossPanel(openAlert: (alert: Alert) => void, height: number): Part {
   const run = currentRun();
-  const chart = lineChart({ label: "Loss over steps", height, curves: lossCurves, since: faultStep, paint: drawMarks });
+  const chart = lineChart({ label: "Loss over steps", height, curves: lossCurves, since: faultStep, paint });
   const marks = h("div", { class: "marks" });
-  const holder = h("div", { class: "marked" }, marks, chart.element);
+  const deeds = actionMarks();
+  const holder = h("div", { class: "marked" }, marks, deeds.element, chart.element);
   let drawn = "";
+
+  function paint(plot: uPlot): void {
+    drawActions(plot);
+    drawMarks(plot);
+    deeds.place(plot);
+  }
 
   /** A button per alert above its step; those that would overlap share one. */
   function drawMarks(plot: uPlot): void {
@@ -62,8 +70,19 @@ function lossPanel(openAlert: (alert: Alert) => void, height: number): Part {
     if (state.smooth === null) return `${lines}, not smoothed; grey: median of ${MEDIAN_WIDTH}`;
     return state.smooth ? `${lines}, faint; over it the median of ${state.smooth}` : `${lines}, not smoothed`;
   };
-  const part: Part = { ...chart, element: holder };
+  const part: Part = { ...chart, element: holder, draw: withActions(chart) };
   return panel({ title: "Loss", sub, out: () => reading(run.line(mainSeries())), class: "wide", id: "loss" }, part);
+}
+
+/** Draws again when an action is new, which changes no line. */
+function withActions(chart: ReturnType<typeof lineChart>): () => void {
+  let drawn = "";
+  return () => {
+    chart.draw();
+    const content = JSON.stringify(currentRun().overview.actions);
+    if (content !== drawn) chart.plot()?.redraw(false);
+    drawn = content;
+  };
 }
 
 export function course(openAlert: (alert: Alert) => void): Part[] {
@@ -80,7 +99,8 @@ export function course(openAlert: (alert: Alert) => void): Part[] {
 }
 
 function lossVital(): Part {
-  const chart = lineChart({ label: "Loss over steps", height: 122, curves: lossCurves });
+  const line = lineChart({ label: "Loss over steps", height: 122, curves: lossCurves, paint: drawActions });
+  const chart: Part = { ...line, draw: withActions(line) };
   return panel({ title: "Loss", out: () => reading(currentRun().line("train/loss")), class: "third small" }, chart);
 }
 

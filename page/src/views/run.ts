@@ -4,6 +4,7 @@ import type { RunData } from "../data";
 import { h } from "../dom";
 import { add, faultStep, go, type Part } from "../page";
 import { panel } from "../panel";
+import { actionList } from "./actions";
 import { anySeries } from "./any";
 import { course, LANES, lossCurves, VITALS, vitals } from "./course";
 import { inside, own, ranks, speed, tasks } from "./inside";
@@ -83,6 +84,7 @@ export function runView(run: RunData, isReport: boolean, showNews: () => void): 
     add(strip()).element,
     isFaulty ? grid(course(openAlert), "course") : grid(vitals(), "vitals"),
     add(spread({ isReport, openLayer })).element,
+    add(actionList()).element,
     section("tasks", "Task balance", "who moves the layers that the tasks share", tasks()),
     section("ranks", "Ranks", "processes that train together", ranks()),
     section("own", "Recorded by you", "values that the training loop logged", own()),

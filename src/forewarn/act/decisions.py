@@ -63,7 +63,7 @@ class Decisions:
         """
         decided: list[Decision] = []
         has_changed = False
-        codes = {alert.code for alert in firing if self._changes(alert)}
+        causes = {alert.code: alert.severity for alert in firing if self._changes(alert)}
         for alert in firing:
             if alert.last != step:
                 continue
@@ -71,7 +71,7 @@ class Decisions:
             for action in actions:
                 if action in HARMLESS and self._is_new(action, alert):
                     decided.append(self._decision(action, alert, firing))
-            if has_changed or alert.follows in codes:  # the cause is what is acted on
+            if has_changed or causes.get(alert.follows, -1) >= alert.severity:  # the cause is what is acted on
                 continue
             chosen = self._chosen([action for action in actions if action not in HARMLESS], alert, obstacle)
             if chosen is not None:
@@ -132,7 +132,8 @@ def numbers_for(action: str, alert: Alert, firing: Sequence[Alert], policy: Poli
         now, after = advice.get(action, {}).get("from"), advice.get(action, {}).get("to")
         settings = policy.lower_lr
         if isinstance(now, int | float) and isinstance(after, int | float) and 0 < after < now:
-            return {"factor": max(settings.least_factor, after / now)}
+            is_earlier = "lr_before" in alert.finding.evidence
+            return {"factor": after / now if is_earlier else max(settings.least_factor, after / now)}
         return {"factor": settings.factor}
     if action in ("lower_clip", "raise_clip"):
         limit = advice.get("clip_gradient", {}).get("max_norm", math.nan)

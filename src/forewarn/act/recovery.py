@@ -23,7 +23,7 @@ from forewarn.judge.history import History
 from forewarn.judge.rules import family_of
 from forewarn.measure.exchange import Exchange
 from forewarn.policy import Policy
-from forewarn.types import Action, Alert, Block, Severity
+from forewarn.types import Action, Alert, AlertState, Block, Finding, Severity
 
 _log = logging.getLogger("forewarn")
 
@@ -80,7 +80,8 @@ class Recovery:
             self._checkpoints = Checkpoints(policy.roll_back, 0 if exchange is None else exchange.rank)
         self._last_clip = math.nan
         self._skipped_at = -1
-        self._is_healthy = True
+        self._skips_in_a_row = 0
+        self._is_healthy, self._is_critical = True, False
         self._levels: dict[str, float] = {}
         """By the code of an alert: the highest usual loss before it."""
         self._loaded: TrainingState | None = None
@@ -99,9 +100,10 @@ class Recovery:
             self._decisions.step()
             actions += self._outcomes.update({alert.identity for alert in firing}, readings.get("train/loss", math.nan))
         self._last_step = step
-        serious = [alert for alert in firing if alert.severity >= Severity.WARNING]
-        self._is_healthy = not any(family_of(alert.code) not in _ELSEWHERE for alert in serious)
+        worst = max((alert.severity for alert in firing if family_of(alert.code) not in _ELSEWHERE), default=0)
+        self._is_healthy, self._is_critical = worst < Severity.WARNING, worst >= Severity.CRITICAL
         actions += self._skipped(step, readings, history)
+        firing = [*self._unseen(step, readings), *firing]
         for decision in self._decisions.decide(firing, step, self._obstacle):
             self._levels[decision.code] = self._level_before(decision, firing, history)
             if decision.action in _AT_ONCE:
@@ -111,10 +113,13 @@ class Recovery:
         return tuple(actions)
 
     def _skipped(self, step: int, readings: Mapping[str, float], history: History) -> list[Action]:
-        """The action of the guard at this step, if any."""
+        """The action of the guard at this step, if any. A gradient scaler skips batches too, by itself."""
+        if not (readings.get("guard/skipped") or readings.get("update/skipped")):
+            return []
+        self._skips_in_a_row = self._skips_in_a_row + 1 if self._skipped_at == step - 1 else 1
+        self._skipped_at = step
         if not readings.get("guard/skipped"):
             return []
-        self._skipped_at = step
         self._decisions.take("skip_batch")
         norm, limit = readings["guard/checked_norm"], readings.get("guard/norm_limit", math.nan)
         code, what = ("G104", "far above its usual level") if math.isfinite(norm) else ("G101", "not finite")
@@ -123,6 +128,18 @@ class Recovery:
         self._levels[code] = highest_usual(losses.tolist())
         is_dry = self._policy.is_dry("skip_batch")
         return [self._noted(Decision("skip_batch", code, "", f"The gradient norm is {what}", is_dry), step, numbers)]
+
+    def _unseen(self, step: int, readings: Mapping[str, float]) -> list[Alert]:
+        """An alert about gradients that are never finite: no rule reads those of a step that was skipped."""
+        norm = readings.get("guard/checked_norm", math.nan)
+        is_streak = self._skips_in_a_row > self._policy.skip_batch.in_a_row
+        if not (readings.get("guard/skipped") and is_streak) or math.isfinite(norm):
+            return []
+        words = "No gradient is finite any more"
+        finding = Finding("G101", "", step, Severity.CRITICAL, norm, math.nan)
+        since = step + 1 - self._skips_in_a_row
+        about = ("G101", "non-finite-gradient", "", finding.severity, AlertState.FIRING, since, step, step, finding)
+        return [Alert(*about, headline=words)]
 
     def _level_before(self, decision: Decision, firing: Sequence[Alert], history: History) -> float:
         """The highest usual loss before the alert of a decision."""
@@ -136,7 +153,10 @@ class Recovery:
         if any(decision.action == action for decision in self._pending):
             return None
         if action == "skip_batch":
-            if self.guard is not None and not self.guard.unavailable and self._skipped_at == alert.last:
+            can_return = self._checkpoints is not None and self._checkpoints.steps
+            if can_return and self._skips_in_a_row > self._policy.skip_batch.in_a_row:
+                return "it is not the batch"
+            if self._skipped_at == alert.last:
                 return None
             return "the batch was not skipped before the step"
         if action == "roll_back" and self._checkpoints is not None and not self._checkpoints.steps:
@@ -187,8 +207,10 @@ class Recovery:
 
     def _is_due(self, completed: int) -> bool:
         """Whether a checkpoint is taken now."""
-        if self._checkpoints is None or not self._judges or not self._is_healthy:
+        if self._checkpoints is None or not self._judges:
             return False
+        if not self._is_healthy and (self._is_critical or self._checkpoints.steps):
+            return False  # the first one is taken all the same: a run may live with a warning for long
         if any(decision.action in ("checkpoint", "roll_back") for decision in self._pending):
             return False
         if self._decisions.is_spent("roll_back"):
@@ -323,7 +345,9 @@ class Recovery:
         assert checkpoint is not None
         rewind(copied(checkpoint.monitor), [one for one in self._outcomes.taken.values() if one.step >= target])
         self.load_state_dict(kept, target)  # budgets are not renewed
-        self._pending, self._is_healthy, self._last_step, self._skipped_at = [], True, target - 1, -1
+        self._pending, self._last_step = [], target - 1
+        self._is_healthy, self._is_critical = True, False
+        self._skipped_at, self._skips_in_a_row = -1, 0
         return tuple(taken) if self._judges else ()
 
     def _noted(self, decision: Decision, step: int, numbers: Mapping[str, float | str], failed: str = "") -> Action:

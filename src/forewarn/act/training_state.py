@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import weakref
@@ -63,17 +64,19 @@ class TrainingState:
             for part, saved in zip(stateful, self.state["stateful"], strict=False):  # without the loader, one less
                 done += 1
                 part.load_state_dict(copied(saved))
+            for optimizer, saved in zip(parts.optimizers, self.state["optimizers"], strict=True):
+                _restore_groups(optimizer, saved)
         except BaseException:
             for part, was in zip(stateful[:done], before, strict=False):
                 part.load_state_dict(was)
             for optimizer, groups in zip(parts.optimizers, groups_before, strict=True):
-                _restore_groups(optimizer, groups)
+                with contextlib.suppress(Exception):  # what refuses one value may refuse another
+                    _restore_groups(optimizer, groups)
             raise
         with torch.no_grad():
             for name, tensor in parts.tensors():
                 _local(tensor).copy_(self.state["tensors"][name])
         for optimizer, saved in zip(parts.optimizers, self.state["optimizers"], strict=True):
-            _restore_groups(optimizer, saved)
             for index, parameter in enumerate(parameters_of(optimizer)):
                 if index in saved["state"]:
                     optimizer.state[parameter] = _restored(saved["state"][index], optimizer.state.get(parameter))

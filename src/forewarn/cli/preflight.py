@@ -14,15 +14,18 @@ if TYPE_CHECKING:
     from forewarn.preflight_checks.result import Preflight
 
 PARTS = ("model", "optimizer", "data", "loss")
+KEYS = frozenset({*PARTS, "scaler", "scheduler"})
 
 
 @click.command()
 @click.argument("target", metavar="MODULE:FUNCTION")
 @click.option("--steps", type=POSITIVE, default=100, show_default=True, metavar="N",
-              help="Steps on one batch, and of the learning-rate sweep.")  # fmt: skip
-@click.option("--total-steps", type=POSITIVE, metavar="N", help="Length of the run, for its expected duration.")
+              help="Steps of each trial.")  # fmt: skip
+@click.option("--total-steps", type=POSITIVE, metavar="N", help="Length of the run, to estimate its time.")
 @click.option("--clip", type=click.FloatRange(min=0, min_open=True), metavar="NORM",
               help="Norm to which your loop clips gradients.")  # fmt: skip
+@click.option("--accumulate", type=POSITIVE, default=1, show_default=True, metavar="N",
+              help="Batches per optimizer step.")  # fmt: skip
 @click.option("--no-lr", is_flag=True, help="Do not sweep learning rates.")
 @click.option("--json", "wants_json", is_flag=True, help="Print the result as JSON, and nothing else.")
 @click.pass_context
@@ -32,18 +35,22 @@ def command(
     steps: int,
     total_steps: int | None,
     clip: float | None,
+    accumulate: int,
     no_lr: bool,
     wants_json: bool,
 ) -> None:
     """Check a model, its optimizer and its data before a long run.
 
-    FUNCTION is yours: it returns (model, optimizer, data) or (model, optimizer, data, loss), or a dict with these keys.
-    data is a loader, a batch, a list of batches or a function that returns the next one. loss is a function of
-    (model, batch); it is not needed if the model returns its loss, or for pairs of inputs and class numbers.
+    It trains a copy for a few steps and prints a checklist: parameters, gradients, activations, data, labels, the
+    first loss, one batch learned by heart, the learning rate, memory and time.
 
-    A few steps on a copy show whether every parameter is in the optimizer, gets a gradient and moves, whether the loss
-    starts where it should, whether one batch can be learned by heart, how activations scale over depth, whether
-    batches, inputs and labels are sound, which learning rate to use, and what memory and time it takes.
+    \b
+    Write a FUNCTION that returns (model, optimizer, data) or, if the loss is not
+    the model's own output or a cross-entropy, (model, optimizer, data, loss):
+      data  a loader, a list of batches, one batch, or a function that makes them
+      loss  a function of (model, batch), or a criterion such as nn.MSELoss()
+    It can also return a dict with these names as keys, and with "scaler" and
+    "scheduler" if you use them.
 
     \b
     Examples:
@@ -69,7 +76,7 @@ def command(
 
     if ":" not in target:
         raise click.BadParameter(f"{target!r} is not of the form module:function", param_hint="MODULE:FUNCTION")
-    result = _checked(target, steps=steps, clip=clip, total_steps=total_steps, find_lr=not no_lr)
+    result = _checked(target, steps=steps, clip=clip, accumulate=accumulate, total_steps=total_steps, find_lr=not no_lr)
     if wants_json:
         print_json(result.to_json())
     else:
@@ -83,7 +90,9 @@ def _checked(target: str, steps: int, find_lr: bool, **options: Any) -> Prefligh
     from forewarn.preflight_checks.inspection import NUM_BATCHES, WATCHED_STEPS, preflight
 
     try:
-        parts = _parts_of(target, named_function(target, "the function")())
+        returned = named_function(target, "the function")()
+        parts = _parts_of(target, returned)
+        parts.pop("scheduler", None)  # `returned` keeps it alive, so that it is found
         if isinstance(parts["data"], Iterator):  # made for this check alone
             parts["data"] = list(itertools.islice(parts["data"], NUM_BATCHES))
         with progress(WATCHED_STEPS + steps + steps * find_lr) as tell:
@@ -99,7 +108,7 @@ def _parts_of(target: str, returned: Any) -> dict[str, Any]:
     """The parts that the user's function returned, by name."""
     if isinstance(returned, tuple) and 3 <= len(returned) <= len(PARTS):
         return dict(zip(PARTS, returned, strict=False))
-    if isinstance(returned, Mapping) and set(PARTS[:3]) <= set(returned) <= set(PARTS):
+    if isinstance(returned, Mapping) and set(PARTS[:3]) <= set(returned) <= KEYS:
         return dict(returned)
     kind = f"a dict with the keys {', '.join(map(str, returned))}" if isinstance(returned, Mapping) else None
     raise ValueError(

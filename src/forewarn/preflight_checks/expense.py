@@ -63,13 +63,15 @@ def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def time_check(step_seconds: Sequence[float], data_seconds: Sequence[float], total_steps: int | None) -> PreflightCheck:
-    """How long a step takes, and how long the run will."""
-    step = statistics.median(step_seconds[1:] or step_seconds)
+def time_check(
+    step_seconds: Sequence[float], data_seconds: Sequence[float], total_steps: int | None, accumulate: int = 1
+) -> PreflightCheck:
+    """How long a step of so many batches takes, and how long the run will; `step_seconds` are those of one batch."""
+    step = accumulate * statistics.median(step_seconds[1:] or step_seconds)
     data = statistics.median(data_seconds[1:] or data_seconds) if data_seconds else 0.0
     num_steps = total_steps or DEFAULT_STEPS
     loading = f" and {seconds_in_words(data)} to load a batch" if data_seconds else ""
-    whole = f"{num_steps:,} steps in about {seconds_in_words(num_steps * (step + data))}"
+    whole = f"{num_steps:,} steps in about {seconds_in_words(num_steps * (step + accumulate * data))}"
     numbers = {"step_seconds": step, "data_seconds": data, "total_steps": float(num_steps)}
     return PreflightCheck("time", State.INFO, f"{seconds_in_words(step)} a step{loading}; {whole}", "", numbers)
 

@@ -32,10 +32,20 @@ from forewarn.preflight_checks.one_batch import check_one_batch, learn_one_batch
 from forewarn.preflight_checks.parameter_checks import check_groups, check_mode, frozen_note
 from forewarn.preflight_checks.range_test import check_rate, present_rate, range_test
 from forewarn.preflight_checks.result import Preflight, PreflightCheck, RateCurve, State
-from forewarn.preflight_checks.twin import LossFunction, Twin, buffers_kept, everything_kept, prepare_lazy, twin_of
+from forewarn.preflight_checks.twin import (
+    LossFunction,
+    Twin,
+    buffers_kept,
+    everything_kept,
+    prepare_lazy,
+    twin_of,
+    unnoted_peaks,
+)
 
 WATCHED_STEPS = 30
 """Number of steps under all rules: enough for rules that wait for 20 readings."""
+SCHEDULED_STEPS = 10_000
+"""Number of steps in which a schedule reaches its peak, if the length of the run is not given."""
 SEARCH_PASSES = 10
 """How many times fewer steps are taken with LBFGS, which runs up to 20 passes in each."""
 NUM_BATCHES = 8
@@ -58,6 +68,8 @@ def preflight(
     steps: int = 100,
     find_lr: bool = True,
     clip: float | None = None,
+    scaler: Any = None,
+    accumulate: int = 1,
     total_steps: int | None = None,
     config: Config | Mapping[str, Any] | None = None,
     tell: Callable[[str], None] | None = None,
@@ -72,6 +84,8 @@ def preflight(
     - `steps`: the number of steps on one batch, and of the learning-rate sweep. 30 more are watched by all rules.
     - `find_lr`: whether to sweep learning rates for a suggestion.
     - `clip`: the norm to which your loop clips gradients, if it does.
+    - `scaler`: your `GradScaler`, if you use one. The steps use a copy of it.
+    - `accumulate`: how many batches go into one optimizer step.
     - `total_steps`: the length of the run, for its expected duration.
     - `config`: settings of the rules, as in `watch`.
     - `tell`: a function that is called with what is done next, once per step.
@@ -82,11 +96,16 @@ def preflight(
         )
     if not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps must be a number of steps, at least 1, not {steps!r}")
-    root, optimizers = checked_model(model), checked_optimizers(optimizer, None)
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise ValueError(f"accumulate must be a number of batches, at least 1, not {accumulate!r}")
+    root, optimizers = checked_model(model), checked_optimizers(optimizer, scaler)
     settings = replace(Config.of(config), notify=(), stall_seconds=0.0)
     with everything_kept(data), buffers_kept(root):
         batches = first_batches(data, NUM_BATCHES, time.perf_counter)
-        return _Flight(root, optimizers, batches, loss, steps, find_lr, clip, total_steps, settings, tell).result()
+        return _Flight(
+            root, optimizers, batches, loss, steps, find_lr, clip, scaler, accumulate, total_steps, settings, tell,
+            unnoted_peaks(optimizers, total_steps or SCHEDULED_STEPS),
+        ).result()  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +117,12 @@ class _Flight:
     steps: int
     find_lr: bool
     clip: float | None
+    scaler: Any
+    accumulate: int
     total_steps: int | None
     config: Config
     tell: Callable[[str], None] | None
+    peaks: Mapping[int, float]
 
     def result(self) -> Preflight:
         """All checks that can be made, in their order."""
@@ -143,7 +165,7 @@ class _Flight:
         curve = None
         if self.find_lr and not twin.searches:
             sweep = self._told("trying learning rates")
-            curve = range_test(self._twin(function, first), function, batches, self.steps, sweep)
+            curve = range_test(self._twin(function, first), function, batches, self.steps, sweep, self.accumulate)
         watched = self._watched(function, None)
         if curve is not None and watched.losses:
             checks.append(check_rate(curve, watched.losses))
@@ -159,7 +181,9 @@ class _Flight:
         twin = self._twin(function, self.data.batches[0])
         num_steps = self._share_of(WATCHED_STEPS, twin)
         told = self._told("watching")
-        return watched_steps.watched_steps(twin, function, self.data.batches, num_steps, rate, self.config, told)
+        return watched_steps.watched_steps(
+            twin, function, self.data.batches, num_steps, rate, self.config, told, self.accumulate
+        )
 
     @staticmethod
     def _share_of(steps: int, twin: Twin) -> int:
@@ -194,11 +218,13 @@ class _Flight:
         best = min(checks, key=lambda check: (_BEST_FIRST.index(check.state), check.numbers["last"]))
         return best, [
             memory_check(twin, function, batch, peak),
-            time_check(seconds, self.data.seconds, self.total_steps),
+            time_check(seconds, self.data.seconds, self.total_steps, self.accumulate),
         ]
 
     def _twin(self, function: LossFunction | None = None, batch: Any = None) -> Twin:
-        twin = twin_of(self.root, self.optimizers, self.clip)
+        twin = twin_of(self.root, self.optimizers, self.clip, self.scaler)
+        for place, peak in self.peaks.items():
+            twin.groups[place]["initial_lr"] = peak
         if function is not None:
             prepare_lazy(twin, function, batch)
         return twin

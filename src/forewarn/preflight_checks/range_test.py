@@ -57,9 +57,14 @@ def present_rate(twin: Twin) -> float:
 
 
 def range_test(
-    twin: Twin, function: LossFunction, batches: Sequence[Any], num_steps: int, tell: Callable[[], None]
+    twin: Twin,
+    function: LossFunction,
+    batches: Sequence[Any],
+    num_steps: int,
+    tell: Callable[[], None],
+    accumulate: int = 1,
 ) -> RateCurve:
-    """Raise the learning rate exponentially from step to step and follow the loss."""
+    """Raise the learning rate exponentially from step to step, each on some batches, and follow the loss."""
     present = present_rate(twin)
     around = present if present > 0 else 1e-3
     rates = np.geomspace(min(LOWEST, around / MARGIN), max(HIGHEST, around * MARGIN), num_steps)
@@ -68,10 +73,10 @@ def range_test(
     lowest = math.inf
     for number, rate in enumerate(rates):
         scale_rates(twin, float(rate))
-        place = number % len(batches)
-        loss = float(twin.step(function, batches[place]))
+        places = [place % len(batches) for place in range(number * accumulate, (number + 1) * accumulate)]
+        loss = float(twin.step(function, *(batches[place] for place in places)))
         lowest = min(lowest, loss)
-        losses.append(loss - apart[place])
+        losses.append(loss - sum(apart[place] for place in places) / accumulate)
         tell()
         if not math.isfinite(losses[-1]) or _has_risen(losses):
             break

@@ -15,9 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
+from forewarn.act.training_state import schedulers_of
 from forewarn.measure.module_tree import Models, children_of, models_in, named_modules, named_parameters, unwrapped
 from forewarn.measure.nested import nested_tensors
+from forewarn.plan import planned_peaks
 from forewarn.random_states import random_states_kept
 from forewarn.types import peak_lr
 
@@ -40,6 +43,8 @@ class Twin:
     optimizers: tuple[Optimizer, ...]
     clip: float | None = None
     """The norm to which gradients are clipped, if they are."""
+    scaler: Any = None
+    """The copy of the gradient scaler, if there is one."""
     _has_strangers: bool | None = None
     """Whether the loss uses trainable tensors that are not in the model; None until the first step."""
 
@@ -56,27 +61,37 @@ class Twin:
         """The loss of a batch, which may be changed by the model without changing that of the user."""
         return function(self.model, own_copy(batch, self.device))
 
-    def step(self, function: LossFunction, batch: Any) -> Tensor:
-        """One optimizer step; returns the loss before it."""
-        loss = self._backward(function, batch)
+    def step(self, function: LossFunction, *batches: Any) -> Tensor:
+        """One optimizer step on the gradients of one batch, or the mean of several; returns the loss before it."""
+        loss = self._backward(function, batches)
         for optimizer in self.optimizers:
             if isinstance(optimizer, torch.optim.LBFGS):
-                optimizer.step(lambda: self._backward(function, batch))
+                optimizer.step(lambda: self._backward(function, batches))
+            elif self.scaler is not None:
+                self.scaler.step(optimizer)
             else:
                 optimizer.step()
+        if self.scaler is not None:
+            self.scaler.update()
         return loss
 
-    def _backward(self, function: LossFunction, batch: Any) -> Tensor:
+    def _backward(self, function: LossFunction, batches: Sequence[Any]) -> Tensor:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        loss = self.loss(function, batch)
         own = [parameter for _, parameter in named_parameters(self.root) if parameter.requires_grad]
-        if self._has_strangers is None:
-            self._has_strangers = not set(map(id, leaves(loss))) <= set(map(id, own))
-        loss.backward(inputs=own if self._has_strangers else None)  # others must not get a gradient from a trial
+        losses = []
+        for batch in batches:
+            loss = self.loss(function, batch) / len(batches)
+            if self._has_strangers is None:
+                self._has_strangers = not set(map(id, leaves(loss))) <= set(map(id, own))
+            scaled = loss if self.scaler is None else self.scaler.scale(loss)
+            scaled.backward(inputs=own if self._has_strangers else None)  # others must not get a gradient from a trial
+            losses.append(loss.detach())
         if self.clip is not None:
+            for optimizer in self.optimizers if self.scaler is not None else ():
+                self.scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(own, self.clip)
-        return loss.detach()
+        return torch.stack(losses).sum()
 
     @property
     def searches(self) -> bool:
@@ -108,7 +123,25 @@ def ramp(twin: Twin) -> Callable[[float], None]:
     return set_share
 
 
-def twin_of(root: nn.Module, optimizers: Sequence[Optimizer], clip: float | None = None) -> Twin:
+def unnoted_peaks(optimizers: Sequence[Optimizer], num_steps: int) -> dict[int, float]:
+    """By the position of a group: its highest rate in so many steps, if its scheduler may multiply the noted one.
+
+    A function such as that of "Attention is all you need" goes from 1e-7 to 1e-3 with a noted rate of 1.
+    """
+    positions: dict[int, float] = {}
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for scheduler in schedulers_of(optimizers):
+        parts = getattr(scheduler, "_schedulers", [scheduler])
+        if not any(isinstance(part, LambdaLR) for part in parts):
+            continue
+        with contextlib.suppress(Exception):  # of the user's function, or one that ends before
+            peaks = planned_peaks(scheduler, num_steps)
+            for group, peak in zip(scheduler.optimizer.param_groups, peaks, strict=True):
+                positions[next(place for place, one in enumerate(groups) if one is group)] = peak
+    return positions
+
+
+def twin_of(root: nn.Module, optimizers: Sequence[Optimizer], clip: float | None = None, scaler: Any = None) -> Twin:
     """Copy a model and its optimizers together, so that the copied optimizers hold the copied parameters."""
     memo: dict[int, Any] = {}
     for _, module in named_modules(root):
@@ -121,6 +154,7 @@ def twin_of(root: nn.Module, optimizers: Sequence[Optimizer], clip: float | None
         for _, module in named_modules(copied):
             _rebind(vars(module), memo)
         twins = tuple(_copied_optimizer(optimizer, memo) for optimizer in optimizers)
+        own_scaler = copy.deepcopy(scaler)
     except Exception as error:
         raise TwinError(
             f"{type(unwrapped(root)).__name__} or its optimizer cannot be copied ({type(error).__name__}: {error}), "
@@ -129,7 +163,7 @@ def twin_of(root: nn.Module, optimizers: Sequence[Optimizer], clip: float | None
     for model in models_in(copied):
         if not model.training:  # a check of its own; the others are about training
             model.train()
-    return Twin(copied, twins, clip)
+    return Twin(copied, twins, clip, own_scaler)
 
 
 def _rebind(held: dict[Any, Any], memo: Mapping[int, Any], depth: int = 2) -> None:

@@ -85,8 +85,9 @@ def watched_steps(
     rate: float | None,
     config: Config,
     tell: Callable[[], None],
+    accumulate: int = 1,
 ) -> Watched:
-    """Train the copy for a few steps under a monitor that records to a temporary directory.
+    """Train the copy for a few steps of some batches each, under a monitor that records to a temporary directory.
 
     `rate` is the highest learning rate of the groups, if it is not to be that of the optimizer.
     """
@@ -96,18 +97,22 @@ def watched_steps(
     if rate is not None:
         scale_rates(twin, rate)
     with tempfile.TemporaryDirectory(prefix="forewarn-preflight-") as folder, _no_notifications():
-        monitor = watch(model, twin.optimizers, Path(folder) / "run", every=1, views=[], config=config)
+        monitor = watch(
+            model, twin.optimizers, Path(folder) / "run", every=1, views=[], config=config, scaler=twin.scaler
+        )
         with monitor:
             for number in range(num_steps):
-                batch = batches[number % len(batches)]
+                places = range(number * accumulate, (number + 1) * accumulate)
+                together = [batches[place % len(batches)] for place in places]
                 if rate is None:
                     set_share((number + 1) / num_steps)
                 try:
-                    loss = twin.step(function, batch)
+                    loss = twin.step(function, *together)
                 except Exception as failure:
                     error = f"step {number + 1} raised {error_words(failure)}"
                     break
-                monitor.batch(inputs_of(batch), classes_of(targets_of(batch)))
+                for batch in together:
+                    monitor.batch(inputs_of(batch), classes_of(targets_of(batch)))
                 monitor.step(loss)
                 tell()
                 losses.append(float(loss))

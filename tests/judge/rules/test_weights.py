@@ -126,6 +126,7 @@ def test_decay_is_compared_with_the_whole_update_and_momentum_multiplies_it():
     assert (alert.finding.value, alert.finding.evidence["decay"]) == pytest.approx((0.5, 0.01))
     assert decay_fed(0.5) == ()
     assert decay_fed(0.1, momentum=0.9)
+    assert decay_fed(0.1, "Muon", momentum=0.95) == (), "apart from the gradient, it has no momentum"
 
 
 def test_decay_that_adam_divides_is_compared_with_the_gradient():

@@ -13,11 +13,11 @@ import pytest
 from forewarn.config import Config
 from forewarn.judge.rules import find_rule
 from forewarn.store import RunWriter, open_run
-from forewarn.types import AlertState, Block, Finding, Severity
+from forewarn.types import Action, AlertState, Block, Finding, Severity
 from forewarn.views.page.overview import explanation, overview
 from forewarn.views.page.report import json_report, markdown_report
 from tests.learning_runs import LEARNING_FAULTS
-from tests.page_runs import HOSTILE, INFO, SPIKE, losses, written
+from tests.page_runs import HOSTILE, INFO, SPIKE, blocks_of, losses, written
 from tests.real_runs import FAULTS, healthy
 from tests.views.made import alert
 
@@ -166,3 +166,29 @@ def test_metrics_of_the_user_have_their_healthy_range(tmp_path: Path) -> None:
     writer.close()
     with open_run(tmp_path / "run") as run:
         assert overview(run, "run")["metrics"]["gradient_metric/mine"]["high"] == 2.0
+
+
+def test_what_the_policy_did_is_told_with_its_outcome_in_page_and_reports(tmp_path: Path) -> None:
+    lowered = Action(SPIKE, "L102", "", "lower_lr", {"from": 0.3, "to": 0.1}, f"The loss is {HOSTILE}")
+    returned = Action(70, "L101", "", "roll_back", {"from": 71, "to": 50}, "The loss is NaN")
+    taken = [
+        lowered, returned, dataclasses.replace(lowered, watched_steps=9, resolved_after=4, recovered_after=8),
+        Action(80, "G104", "", "lower_clip", {}, "x", failed="the limit is infinite"),
+    ]  # fmt: skip
+    path = tmp_path / "run"
+    writer = RunWriter(path, info=INFO, config=Config().to_dict())
+    for step, loss in enumerate(losses()):
+        writer.append(step, blocks_of(step, loss))
+    for one in taken:
+        writer.record(one.step, actions=[one])
+    writer.close("completed")
+    with open_run(path) as run:
+        rows, report, text = overview(run, "run")["actions"], json_report(run), markdown_report(run)
+    assert report["actions"] == rows
+    assert [(row["step"], row["state"], row["worked"], row["to"]) for row in rows] == [
+        (SPIKE, "done", True, None), (70, "done", False, 50), (80, "failed", False, None),
+    ]  # fmt: skip
+    assert rows[0]["words"].startswith("Lowered the learning rate from 0.3 to 0.1, because of L102")
+    assert rows[0]["outcome"] == "L102 resolved after 4 steps, the loss came back after 8 steps"
+    assert "| 70 | Rolled back from step 71 to step 50, because of L101 (the loss is NaN) |  |" in text
+    assert HOSTILE not in text

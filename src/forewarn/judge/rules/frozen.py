@@ -162,7 +162,7 @@ class OptimizerNotStepping(Settings):
     settings=OptimizerNotStepping,
     message=(
         Message(
-            "The gradient scaler skips every optimizer step",
+            "Every optimizer step is skipped",
             "steps skipped in a row {overflows} · limit {bound} · loss scale {loss_scale}",
         ),
         Message(

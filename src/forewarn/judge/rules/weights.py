@@ -298,9 +298,9 @@ def weight_decay_dominates(
     rate that is too high, because the updates are large, but a lower one does not help. Common values are 1e-4 to 0.1;
     a weight decay of 1 is far too high for most runs.
 
-    The decay of a step is lr × weight decay, with momentum several times that. If the decay is part of the gradient and
-    the optimizer divides by its size, as Adam does, weight decay × weight norm is compared with the gradient norm. If
-    the loss has already halved, only a strong decay fires, since in a minimum the two balance.
+    The decay of a step is lr × weight decay, with the momentum of SGD several times that. If the decay is part of the
+    gradient and the optimizer divides by its size, as Adam does, weight decay × weight norm is compared with the
+    gradient norm. If the loss has already halved, only a strong decay fires, since in a minimum the two balance.
 
     ## Example
     fires: 0.6x4 | update/ratio{layer.weight} 0.6x4 | train/lr{0} 0.5x4 | group/weight_decay 1.0
@@ -316,7 +316,7 @@ def weight_decay_dominates(
     moved = ratios.last.astype(np.float64)
     momentum = max((group.get("momentum", 0.0) for group in info.groups), default=0.0)
     with np.errstate(invalid="ignore"):
-        decay = rate * decays / (1 - momentum if momentum < 1 else 1)
+        decay = rate * decays / (1 - momentum if momentum < 1 and not decays_apart(info) else 1)
     if not (steps_grow_with_gradients(info) or decays_apart(info) or not info.optimizers):
         if norm.scopes != ratios.scopes or gradient.scopes != ratios.scopes:
             return None

@@ -21,14 +21,27 @@ from forewarn.metrics import all_metrics, catalogue_of
 from forewarn.standing import COMPLETED, NOT_FALLING, RUNNING, run_state
 from forewarn.store import Run, StoredSeries
 from forewarn.store.snapshot_folders import replay_command
-from forewarn.types import Alert, Remedy, Severity, in_words, spelled_out
+from forewarn.types import Action, Alert, Remedy, Severity, in_words, spelled_out
 from forewarn.views.comparison import configuration, environment
 from forewarn.views.conclusions import change_words, folded, summary_words, things_to_do
 from forewarn.views.page.maps import model_order
-from forewarn.views.wording import AlertGroup, literal, losses, model_words, news_of, reason, short, thing_to_do
+from forewarn.views.wording import (
+    AlertGroup,
+    deed,
+    literal,
+    losses,
+    model_words,
+    news_of,
+    outcome,
+    reason,
+    short,
+    thing_to_do,
+)
 
 USUAL_READINGS = 30
 FEWEST_USUAL = 5
+MOST_ACTIONS = 100
+"""The newest actions that are shown."""
 _USUAL = (5.0, 95.0)
 _SAFETY = {"notify": "by hand", "safe": "safe", "opt_in": "changes training"}
 _LOGARITHMIC = re.compile(
@@ -56,6 +69,7 @@ def overview(run: Run, name: str) -> dict[str, Any]:
         "verdict": {**_verdict(diagnosis), "course": _course(run, num_steps)},
         "remedies": [remedy_row(remedy) for remedy in things_to_do(diagnosis)],
         "alerts": _Evidence(run, rules, scopes).rows(diagnosis),
+        "actions": [action_row(action) for action in run.actions()[-MOST_ACTIONS:]],
         "checklist": [dataclasses.asdict(check) for check in diagnosis.checklist],
         "epochs": [{**dataclasses.asdict(epoch), "words": epoch.words()} for epoch in diagnosis.epochs],
         "metrics": _metrics(run, list(counts)),
@@ -146,6 +160,20 @@ def remedy_row(remedy: Remedy) -> dict[str, Any]:
         "do": thing_to_do(remedy), "change": change_words(remedy), "why": reason(remedy), "safety": remedy.safety,
         "safety_word": _SAFETY.get(remedy.safety, literal(remedy.safety)),
     }  # fmt: skip
+
+
+def action_row(action: Action) -> dict[str, Any]:
+    """What the policy did, in words."""
+    return {
+        "step": action.step,
+        "action": literal(action.action),
+        "code": literal(action.code),
+        "words": deed(dataclasses.replace(action, watched_steps=0)),
+        "outcome": outcome(action),
+        "state": "failed" if action.failed else "dry run" if action.dry_run else "done",
+        "worked": action.resolved_after is not None and action.recovered_after is not None,
+        "to": action.parameters.get("to") if action.action == "roll_back" and not action.failed else None,
+    }
 
 
 class _Evidence:

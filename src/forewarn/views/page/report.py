@@ -22,6 +22,8 @@ AIM_BYTES = 1_000_000
 MOST_BYTES = 2_000_000
 MOST_TEXT_BYTES = 64_000
 """Maximum size of a report in Markdown or JSON, so that it fits a comment on a pull request or a prompt."""
+MOST_ACTIONS = 20
+"""Actions in a report in Markdown or JSON."""
 MOST_SCOPES = 8
 MOST_BLOCKS = 12
 MOST_HISTOGRAMS = 4
@@ -165,6 +167,7 @@ def json_report(run: Run) -> dict[str, Any]:
         "verdict",
         "remedies",
         "alerts",
+        "actions",
         "checklist",
         "epochs",
         "config",
@@ -172,7 +175,7 @@ def json_report(run: Run) -> dict[str, Any]:
         "cost",
     )
     report: dict[str, Any] = without_nan({key: plain[key] for key in kept})
-    report["epochs"] = report["epochs"][-5:]
+    report["epochs"], report["actions"] = report["epochs"][-5:], report["actions"][-MOST_ACTIONS:]
     for most_places, most_alerts, most_settings in ((20, 40, 200), (5, 20, 100), (2, 8, 40), (1, 3, 10)):
         alerts = [
             {**alert, "places": alert["places"][:most_places], "scopes": alert["scopes"][:most_places],
@@ -205,6 +208,10 @@ def markdown_report(run: Run) -> str:
         lines += [_alert_line(alert) for alert in plain["alerts"]]
         others = plain["num_alerts"] - len(plain["alerts"])
         lines += ["", *([f"and {others} more kinds of alerts", ""] if others else [])]
+    if plain["actions"]:
+        lines += ["", "## What the policy did", "", "| step | action | outcome |", "|---|---|---|"]
+        lines += [f"| {one['step']} | {_text(one['words'])} | {_text(one['outcome'])} |" for one in plain["actions"]]
+        lines.append("")
     lines += ["## Health checks", "", "| check | state | |", "|---|---|---|"]
     lines += [
         f"| {_text(check['name'])} | {check['state']} | {_text(check['detail'])} |" for check in plain["checklist"]
