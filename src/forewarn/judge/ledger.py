@@ -56,6 +56,10 @@ class Ledger:
         """The alerts that are open now, most important first."""
         return self.ranked(self._firing())
 
+    def pending(self, step: int) -> Iterator[Alert]:
+        """The alerts that were seen at this step and wait for another check."""
+        return (alert for identity in self._checks if (alert := self._open[identity]).last == step)
+
     def update(self, judgement: Judgement, history: History, info: RunInfo) -> tuple[Alert, ...]:
         """Add the judgement of one step; returns the alerts that fired, grew worse or were resolved."""
         self.reworded = []
