@@ -130,6 +130,40 @@ def test_an_anomaly_makes_the_schedule_dense_for_a_while(small, watch):
     assert monitor.history.panel("weight/norm").steps.tolist() == [0, 11, 12, 13, 14, 15]
 
 
+@forewarn.rule(
+    "Z901", "heavy-weights", reads=("weight/global_norm",), hold=3, message="Heavy weights",
+    remedies=(forewarn.advise("look", "Look at the weights", "they are heavy"),),
+)  # fmt: skip
+def heavy_weights(norm):
+    """The weights are heavy.
+
+    ## Why is this bad?
+    It is a test.
+
+    ## Example
+    fires: 1.0 1.2x3
+    quiet: 1.0x4
+    """
+    limit = 1.05 * norm.values[0]
+    return forewarn.finding(Severity.WARNING, norm.last, limit) if norm.last > limit else None
+
+
+@pytest.mark.parametrize(("until", "fired", "measured"), [(99, [22], [20, 21, 22]), (21, [], [20, 21, 22, 30])])
+def test_a_warning_that_waits_for_another_check_is_looked_at_again_at_once(small, watch, until, fired, measured):
+    model, optimizer = small
+    monitor = watch(model, optimizer, every=forewarn.Schedule(every=10, dense=1), rules=[heavy_weights],
+                    config=forewarn.Config(escalation_steps=2))  # fmt: skip
+    for step in range(31):
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.fill_(0.11 if 15 <= step < until else 0.1)
+        train(model, optimizer, monitor, 1, lr=1e-3)
+        if step == 22:
+            assert [alert.fired for alert in monitor.alerts if alert.code == "Z901"] == fired
+    steps = monitor.history.panel("weight/norm").steps.tolist()
+    assert [step for step in steps if 12 <= step <= measured[-1]] == measured
+
+
 def test_the_stop_policy_asks_for_a_stop_and_the_default_never_does(small, watch):
     for policy, expected in (("observe", False), ("stop", True)):
         model, optimizer = small

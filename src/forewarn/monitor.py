@@ -670,6 +670,10 @@ class Monitor:
         actions = () if self._recovery is None else self._decide(self._recovery, step.step, blocks)
         if changed and any(_asks_for_detail(alert) for alert in changed):
             self._cadence.escalate(step.step)
+        elif any(map(_waits_for_detail, self._ledger.pending(step.step))) and self._cadence.schedule.measured(
+            step.step
+        ):
+            self._cadence.look_again(step.step)
         if self._writer is not None:
             self._writer.append(step.step, blocks, distributions)
             if changed or actions or self._ledger.reworded:
@@ -771,8 +775,11 @@ def _left_open(monitor: weakref.ref[Monitor]) -> None:
 
 def _asks_for_detail(alert: Alert) -> bool:
     """Whether the steps after it are measured in detail; that says nothing about the speed, and takes time itself."""
-    is_warning = alert.severity >= Severity.WARNING and alert.state is AlertState.FIRING
-    return is_warning and family_of(alert.code) is not Family.PERFORMANCE
+    return alert.state is AlertState.FIRING and _waits_for_detail(alert)
+
+
+def _waits_for_detail(alert: Alert) -> bool:
+    return alert.severity >= Severity.WARNING and family_of(alert.code) is not Family.PERFORMANCE
 
 
 class _WrongArgument(Exception):  # noqa: N818 - carries the error that the user sees

@@ -150,6 +150,14 @@ def test_it_takes_on_the_worst_severity_and_says_so():
     assert (alert.severity, alert.finding.value, alert.last) == (Severity.CRITICAL, 9.0, 7)
 
 
+@pytest.mark.parametrize("first", [Severity.INFO, Severity.CRITICAL])
+def test_before_it_fires_it_is_as_severe_as_its_newest_check(first):
+    life = Life(rule("L900", hold=2))
+    life.step(5, finding("L900", 5, first, value=9.0))
+    (alert,) = life.step(6, finding("L900", 6, Severity.WARNING, value=2.0))
+    assert (alert.severity, alert.since, alert.announced.value) == (Severity.WARNING, 5, 2.0)
+
+
 def test_information_that_had_passed_is_not_how_a_warning_began():
     life = Life(rule("G900", keep=20))
     life.step(5, finding("G900", 5, Severity.INFO))

@@ -44,3 +44,15 @@ def test_an_older_anomaly_does_not_end_the_escalation_early():
     schedule.escalate(160)
     schedule.escalate(150)
     assert schedule.until == 180
+
+
+def test_while_a_warning_waits_for_another_check_the_next_steps_are_measured():
+    schedule = Escalation(Schedule(every=100, dense=0), steps=20)
+    schedule.look_again(100)
+    assert [step for step in range(101, 200) if schedule.measured(step)] == [101, 102]
+
+
+def test_no_step_is_added_for_it_if_none_are_added_after_a_warning():
+    schedule = Escalation(Schedule(every=100, dense=0), steps=0)
+    schedule.look_again(100)
+    assert not schedule.measured(101)

@@ -56,6 +56,10 @@ class Ledger:
         """The alerts that are open now, most important first."""
         return self.ranked(self._firing())
 
+    def pending(self, step: int) -> Iterator[Alert]:
+        """The alerts that were seen at this step and wait for another check."""
+        return (alert for identity in self._checks if (alert := self._open[identity]).last == step)
+
     def update(self, judgement: Judgement, history: History, info: RunInfo) -> tuple[Alert, ...]:
         """Add the judgement of one step; returns the alerts that fired, grew worse or were resolved."""
         self.reworded = []
@@ -126,8 +130,10 @@ class Ledger:
             finding.code, rule.name, finding.scope, finding.severity, AlertState.PENDING,
             since=finding.step, fired=None, last=finding.step, finding=finding,
         )  # fmt: skip
-        worst = finding if before is None or finding.severity >= before.severity else before.finding
-        alert = _seen_again(alert, finding.step, max(alert.severity, finding.severity), worst)
+        # What has not fired yet is as severe as its newest check: the first one may know less than those after it.
+        is_worst = alert.state is AlertState.PENDING or finding.severity >= alert.severity
+        worst = finding if is_worst else alert.finding
+        alert = _seen_again(alert, finding.step, finding.severity if is_worst else alert.severity, worst)
         if alert.state is AlertState.PENDING:
             self._checks[identity] = self._checks.get(identity, 0) + 1
             if self._checks[identity] >= rule.hold:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -82,6 +83,10 @@ _CALLED_AS_MODULES = re.compile(r"(Linear|Conv(Transpose)?[123]d|Embedding(Bag)?
 """Kinds of parameters that belong to layers of torch, which models call as modules."""
 
 
+_SIDE_SHARE = 0.05
+"""Fraction of all weights below which layers beside the path to the loss are heads that it need not use."""
+
+
 def never_called(outputs: Panel, info: RunInfo) -> set[str]:
     """The parameters of layers without any output so far.
 
@@ -97,6 +102,22 @@ def never_called(outputs: Panel, info: RunInfo) -> set[str]:
         if layer_of(name) not in called
         and (parameter.kind in kinds_called or (hooks_work and _CALLED_AS_MODULES.match(parameter.kind)))
     }
+
+
+def side_outputs(scopes: tuple[str, ...], stopped: Bools, learning: Bools, outputs: Panel, info: RunInfo) -> set[str]:
+    """The parameters of small layers whose output no loss uses, such as a head that only another task needs.
+
+    `stopped` and `learning` mark the scopes without a gradient and those with one. Such a layer ran on this step, after
+    a layer that learns. What a `detach()` cuts off comes first, or is a larger part of the model.
+    """
+    ran = dict.fromkeys(outputs.scopes[index].partition("[")[0] for index in np.flatnonzero(np.isfinite(outputs.last)))
+    learn = {layer_of(scopes[index]) for index in np.flatnonzero(learning)}
+    begun = list(itertools.dropwhile(lambda layer: layer not in learn, ran))
+    sizes = num_elements(scopes, info)
+    aside = stopped & np.array([layer_of(scope) in begun and layer_of(scope) not in learn for scope in scopes], bool)
+    if sizes[aside].sum() >= _SIDE_SHARE * sizes.sum():
+        return set()
+    return {scopes[index] for index in np.flatnonzero(aside)}
 
 
 def layer_widths(info: RunInfo) -> Floats:

@@ -34,6 +34,13 @@ class Cadence:
         else:
             self._exchange.escalate(self.schedule.end(step))
 
+    def look_again(self, step: int) -> None:
+        """Measure the next steps in detail, because a warning waits for another check."""
+        if self._exchange is None or self._exchange.off:
+            self.schedule.look_again(step)
+        else:  # by the time that all ranks know, these steps are over
+            self._exchange.escalate(self.schedule.end(step))
+
     def keep_to(self, budget: Budget, step: int, spent: tuple[float, float], *, is_measured: bool) -> None:
         """Measure in detail less often if that has taken more of the run's time than the budget allows.
 

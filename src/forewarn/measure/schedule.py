@@ -1,4 +1,4 @@
-"""Which steps are measured in detail: the first ones, then every Nth, and every one for a while after an anomaly."""
+"""Which steps are measured in detail: the first ones, then every Nth, and every one around an anomaly."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from forewarn.settings import Settings, between
+
+_LOOKS = 2
+"""Steps on which to look again: on an accelerator a step is judged when the next one is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ def as_predicate(every: int | Schedule | Callable[[int], bool]) -> Callable[[int
 
 
 class Escalation:
-    """A schedule that measures every step for a while after an anomaly."""
+    """A schedule that measures every step while a warning waits for another check, and for a while after it."""
 
     def __init__(self, predicate: Callable[[int], bool], steps: int) -> None:
         self._predicate = predicate
@@ -84,6 +87,10 @@ class Escalation:
     def escalate(self, step: int) -> None:
         """Measure the steps that follow `step` in detail."""
         self.until = max(self.until, self.end(step))
+
+    def look_again(self, step: int) -> None:
+        """Measure the few steps after `step` in detail, because a warning waits for another check."""
+        self.until = max(self.until, step + min(_LOOKS, self._steps))
 
     def end(self, step: int) -> int:
         """The last of these steps."""

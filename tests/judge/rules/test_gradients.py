@@ -179,6 +179,46 @@ def test_a_layer_that_is_never_called_is_one_piece_of_information_and_one_that_i
     }
 
 
+def wide_info(**widths):
+    held = {
+        f"{layer}.weight": ParameterInfo((width, 8), "Linear.weight", "float32", 0, True)
+        for layer, width in widths.items()
+    }
+    return RunInfo(parameters=held)
+
+
+@pytest.mark.parametrize(
+    ("called", "width", "severity"),
+    [
+        ("a b pooler head", 1, Severity.INFO),
+        ("pooler a b head", 1, Severity.WARNING),
+        ("a b pooler head", 8, Severity.WARNING),
+    ],
+)
+def test_a_small_head_that_the_loss_does_not_use_is_information_unless_it_comes_first(called, width, severity):
+    run = Run("G108", "U101", info=wide_info(a=64, b=64, pooler=width, head=1))
+    for _ in range(5):
+        idle = {f"{layer}.weight": float(layer == "pooler") for layer in called.split()}
+        causes = {name: float(FrozenCause.NO_GRADIENT) * flag for name, flag in idle.items()}
+        outputs = dict.fromkeys(called.split(), 0.1)
+        run.feed({"gradient/missing": idle, "update/frozen_cause": causes, "activation/mean": outputs})
+    assert {alert.severity for alert in run.ledger.firing} == {severity}
+    assert {alert.scope for alert in run.ledger.firing} == {"pooler.weight"}
+
+
+def test_an_expert_that_lost_its_tokens_is_no_head_that_the_loss_does_not_use():
+    run = Run("G108", info=wide_info(a=64, expert=1, b=64))
+    for step in range(60):
+        ran = {"a": 0.1, "b": 0.1} | ({"expert": 0.1} if step < 3 else {})
+        run.feed(
+            {
+                "gradient/missing": {"a.weight": 0.0, "expert.weight": float(step >= 3), "b.weight": 0.0},
+                "activation/mean": ran,
+            }
+        )
+    assert [(alert.scope, alert.severity) for alert in run.ledger.firing] == [("expert.weight", Severity.WARNING)]
+
+
 @pytest.mark.parametrize(
     ("kind", "severity"), [("Linear.weight", Severity.INFO), ("CosineClassifier.weight", Severity.WARNING)]
 )

@@ -98,6 +98,12 @@ def test_a_loss_that_has_not_moved_is_explained_by_how_far_the_weights_have(rati
     assert alert.remedies[0].action == action
 
 
+@pytest.mark.parametrize(("ratio", "codes"), [(2e-3, set()), (0.02, {"L105"})])
+def test_a_loss_that_rises_surely_has_started_unless_the_steps_are_so_large_that_they_raise_it(ratio, codes):
+    growing = 4.3 + 0.9 * (1 - np.exp(-STEPS[:400] / 60))  # as the codebook and the encoder of a VQ-VAE part
+    assert judged(growing * noise(0.02, size=400), codes=["L105"], ratio=ratio).codes == codes
+
+
 @pytest.mark.parametrize(("ratio", "codes"), [(1e-6, {"L105"}), (1e-3, set())])
 def test_a_fall_of_a_few_percent_is_no_start_if_the_steps_are_tiny(ratio, codes):
     losses = np.linspace(1.28, 1.24, 400) * noise(0.005, size=400)

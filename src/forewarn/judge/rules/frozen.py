@@ -21,7 +21,7 @@ from forewarn.judge.remedies import (
 )
 from forewarn.judge.rules.loss import is_solved
 from forewarn.judge.series import Panel, Series, trailing
-from forewarn.judge.tensor_kinds import copies, is_matrix, layer_of, never_called, num_elements
+from forewarn.judge.tensor_kinds import copies, is_matrix, layer_of, never_called, num_elements, side_outputs
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, FrozenCause, RunInfo, Severity, Values
 
@@ -99,7 +99,7 @@ def frozen_weight(
     almost zero, a gradient that is zero or rounded away is information only: nothing is left to learn. So is a vector
     alone without a gradient, while the matrix of its layer learns: some cancel in the loss by construction, such as the
     last bias of a WGAN critic or a bias before a normalization. A layer that the forward pass never calls is left to
-    `missing-gradient`.
+    `missing-gradient`, and so is a small head whose output the loss does not use.
 
     ## Example
     fires: update/frozen_cause{layer.weight} 0x3 5
@@ -113,7 +113,10 @@ def frozen_weight(
     now_and_then = resting(causes.last, causes.scopes, ratios, settings) if ratio_of else set()
     is_a_matrix = is_matrix(causes.scopes, info)
     learning = {layer_of(causes.scopes[index]) for index in np.flatnonzero(is_a_matrix & (causes.last == 0))}
-    unused = never_called(outputs, info) if outputs.at == causes.at else set()
+    unused: set[str] = set()
+    if outputs.at == causes.at:
+        stopped, moving = (causes.last == float(cause) for cause in (FrozenCause.NO_GRADIENT, FrozenCause.MOVING))
+        unused = never_called(outputs, info) | side_outputs(causes.scopes, stopped, moving, outputs, info)
     for index in frozen:
         cause, scope = FrozenCause(int(causes.last[index])), causes.scopes[index]
         if scope in now_and_then or (cause is FrozenCause.NOT_IN_OPTIMIZER and scope in copies(info)):

@@ -29,7 +29,7 @@ from forewarn.judge.remedies import (
 )
 from forewarn.judge.series import MAD_TO_STD, Panel, Series, median
 from forewarn.judge.spike import Spike
-from forewarn.judge.tensor_kinds import layer_of, matrices, never_called, num_elements
+from forewarn.judge.tensor_kinds import layer_of, matrices, never_called, num_elements, side_outputs
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, RunInfo, Severity
 
@@ -396,6 +396,11 @@ class MissingGradient(Settings):
     message=(
         Message("The loss does not use {layer}", "", "the forward pass never calls it, so {scope} is not trained"),
         Message(
+            "The loss does not use the output of {side_layer}",
+            "",
+            "the layers before it do learn, so nothing but this head is affected",
+        ),
+        Message(
             "{scope} receives no gradient",
             "",
             "the backward pass does not reach it: its `.grad` is None",
@@ -420,8 +425,9 @@ def missing_gradient(missing: Panel, outputs: Panel, settings: MissingGradient, 
     used only now and then, such as an expert without tokens. Such a gap is reported once it is too long for chance,
     judged by earlier gaps of the parameter and its siblings. A parameter without elements is never reported.
 
-    A layer that the forward pass never calls is information only: many models define layers that one of their modes
-    does not use. If such layers hold a fifth of all weights, it is a warning.
+    Two kinds are information only. Many models define layers that one of their modes never calls; if they hold a fifth
+    of all weights, it is a warning. Or the loss does not use the output of a small head, such as a pooler or the head
+    of another task, while the layers before it learn.
 
     ## Example
     fires: gradient/missing{layer.weight} 1x3
@@ -435,10 +441,16 @@ def missing_gradient(missing: Panel, outputs: Panel, settings: MissingGradient, 
     unused = never_called(outputs, info) if len(without) and outputs.at == missing.at else set()
     sizes = num_elements(missing.scopes, info)
     unused_size = sum(sizes[index] for index in without if missing.scopes[index] in unused)
+    aside: set[str] = set()
+    if len(without) and outputs.at == missing.at:
+        aside = side_outputs(missing.scopes, missing.last > 0, missing.last == 0, outputs, info)
     for index in without:
         scope = missing.scopes[index]
         parameter = info.parameters.get(scope)
         if parameter is not None and 0 in parameter.shape:
+            continue
+        if scope in aside:
+            yield finding(Severity.INFO, missing.last[index], 0.0, scope, side_layer=layer_of(scope))
             continue
         if scope not in unused:
             yield finding(Severity.WARNING, missing.last[index], 0.0, scope)

@@ -239,7 +239,7 @@ def loss_not_starting(
 
     How far a step moves the weights tells the two cases apart. If it is almost nothing, the rule does not wait as long.
     Otherwise the loss must be no better than chance, the same for every batch, or without any trend: a loss with a high
-    floor falls by little.
+    floor falls by little, and part of a loss may rise by design, as in a VQ-VAE.
 
     ## Example
     fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-7x301
@@ -272,14 +272,16 @@ def loss_not_starting(
     num_classes = classes.series().median(_MOST_POINTS)
     at_chance = num_classes > 1 and median(recent) > settings.chance * math.log(num_classes)
     is_constant = len(recent) > 0 and _spread(recent) < settings.constant * median(recent)
-    if not (is_slow or at_chance or is_constant or _is_without_trend(level.series(), recent, settings)):
+    large = np.fmax(median(typical), forgotten)
+    is_without_trend = _is_without_trend(level.series(), recent, settings, may_rise=large >= settings.large)
+    if not (is_slow or at_chance or is_constant or is_without_trend):
         return None
     evidence: dict[str, float | str] = {"cause": "unknown"}
     if is_constant and not is_slow:
         evidence = {"cause": "constant", "spread": _spread(recent)}
     elif (usual := _usual(typical, forgotten, settings)) < settings.moving:
         evidence = {"cause": "slow", "slow_ratio": usual, "lr_factor": lr_factor(settings.wanted, usual)}
-    elif (large := np.fmax(median(typical), forgotten)) >= settings.large:
+    elif large >= settings.large:
         evidence = {"cause": "large", "large_ratio": float(large)}
     elif largest >= settings.moving:
         evidence = {"cause": "moving", "moving_ratio": median(typical)}
@@ -303,17 +305,20 @@ def _forgotten(ratios: Panel, medians: Series, settings: LossNotStarting) -> flo
     return highest if highest >= settings.large else math.nan
 
 
-def _is_without_trend(level: Series, recent: Values, settings: LossNotStarting) -> bool:
+def _is_without_trend(level: Series, recent: Values, settings: LossNotStarting, *, may_rise: bool) -> bool:
     """Whether the noise hides any fall. A loss with a high floor falls by little, but surely.
 
-    A few levels may lie on a line by chance, so the noise of the single losses counts as well.
+    A few levels may lie on a line by chance, so the noise of the single losses counts as well. A sure rise is a trend
+    too, unless the steps are so large that they cause it: part of a loss may grow by design, such as the distance
+    between an encoder and its codebook. Rules about a rising loss judge it.
     """
     steps, levels = _finite(level)
     slope = theil_sen(steps[1:], levels[1:])
     fall = -slope * float(steps[-1] - steps[1])
     of_level = _LEVEL_ERROR * _spread(recent) if len(recent) else 0.0
     error = max(_fall_error(steps[1:], levels[1:], slope), _SLOPE_ERROR * of_level / math.sqrt(len(levels) - 1))
-    return levels[0] > 0 and fall <= settings.significance * error
+    margin = settings.significance * error
+    return levels[0] > 0 and fall <= margin and (may_rise or -fall <= max(margin, settings.gain * levels[0]))
 
 
 def _not_started(level: Series, settings: LossNotStarting, least: int, gain: float) -> Finding | None:
