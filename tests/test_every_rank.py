@@ -9,7 +9,6 @@ from tests.processes import in_processes, skip_without_fsdp2
 from tests.rank_runs import FAULTS, alerts, in_turn, readings, train
 
 OF_A_BATCH = {
-    "activation/effective_rank", "activation/row_cosine", "batch/middle_class", "batch/num_classes",
     "gradient/noise_scale", "monitor/unavailable", "monitor/overhead_share",
 }  # fmt: skip
 """Readings of a rank's own batch or process: those of other sizes, or combined as the catalogue says."""

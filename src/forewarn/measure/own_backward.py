@@ -24,7 +24,7 @@ class _NoMessages(TorchDispatchMode):
     """Raises before a message is sent: the other ranks may not make this pass, and would then wait forever."""
 
     def __init__(self, allowed: Sequence[str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._allowed = (*allowed, *_HARMLESS)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
