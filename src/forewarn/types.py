@@ -148,6 +148,7 @@ class Reason(IntEnum):
     PROVIDER_FAILED = 9
     HOOKS_REFUSED = 10
     AFTER_CLIPPING = 11
+    SUM_OVER_RANKS = 12
     STATIC_GRAPH = 20
     SHARDED_PARAMETERS = 21
     REENTRANT_CHECKPOINT = 22
@@ -167,6 +168,7 @@ _REASON_IN_WORDS = {
     Reason.STEP_SKIPPED: "the optimizer step was skipped",
     Reason.NO_BACKWARD_SEEN: "no backward pass through the watched model was seen",
     Reason.AFTER_CLIPPING: "its backward pass was not seen, so it is read at the optimizer step, after any clipping",
+    Reason.SUM_OVER_RANKS: "some gradients are sums over ranks, not formed yet; monitor.clip_grad_norm_ gives the norm",
     Reason.UNSUPPORTED_TENSOR: "this kind of tensor is not supported",
     Reason.COMPILED: "it is hidden inside compiled code",
     Reason.NO_FORWARD_SEEN: "no forward pass of the watched model was seen; watch the module you call",

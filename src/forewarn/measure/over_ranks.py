@@ -173,6 +173,7 @@ def unpack(entries: Sequence[Entry], sums: Array, most: Array, num_ranks: int) -
                 combined = np.empty(array.shape)
                 combined[_SUMS_OF_A_HEAD] = added.take(3 * array.shape[1]).reshape(3, -1)
                 combined[_LARGEST_LOGIT] = _with_nan(largest.take(array.shape[1]))
+                combined[_LARGEST_LOGIT, np.isnan(combined[0])] = np.nan  # a rank has NaN, which the maximum ignores
             case How.TARGETS:
                 combined = np.concatenate([added.take(1), largest.take(1), array[2:3], added.take(len(array) - 3)])
             case How.EACH:
