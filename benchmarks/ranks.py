@@ -30,8 +30,6 @@ SIDE = 32
 LARGE = {"7B": 291}
 """Number of tensors of a model with 32 blocks of 9 tensors, an embedding, a norm and a head."""
 LARGE_RANKS = (64, 1024)
-WORD_BYTES = 8 * 39
-"""The first message of a step from each rank."""
 
 
 class Many(nn.Module):
@@ -52,10 +50,10 @@ def work(rank: int, num_ranks: int, port: int, num_tensors: int, folder: str) ->
     torch.manual_seed(0)
     model: Any = fully_shard(Many(num_tensors))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = forewarn.watch(model, optimizer, f"{folder}/run", every=1, views=[])
+    monitor = forewarn.watch(model, optimizer, f"{folder}/run", every=lambda step: step < STEPS, views=[])
     exchange = monitor._exchange
     sent, spent = [0], [0.0]
-    for _ in range(STEPS):
+    for _ in range(STEPS + 2):  # the last two are not measured
         loss = model(torch.ones(4, SIDE)).square().mean()
         loss.backward()
         optimizer.step()
@@ -71,11 +69,13 @@ def work(rank: int, num_ranks: int, port: int, num_tensors: int, folder: str) ->
             share, seconds = (
                 run.series(name).values.tolist() for name in ("monitor/overhead_share", "speed/step_seconds")
             )
-        own = [a * b for a, b in zip(share, seconds, strict=True)]
+        own = [a * b for a, b in zip(share, seconds[: len(share)], strict=True)]
+        messages = [b - a for a, b in pairwise(sent)]
         result = {
-            "main": median(own[2:]) * 1e3,
-            "thread": median(b - a for a, b in pairwise(spent)) * 1e3 if sent[1:] else 0.0,
-            "bytes": sent[-1] - sent[-2] if sent[1:] else 0,
+            "main": median(own[2:STEPS]) * 1e3,
+            "thread": median(b - a for a, b in list(pairwise(spent))[:STEPS]) * 1e3 if messages else 0.0,
+            "bytes": messages[STEPS - 1] if messages else 0,
+            "word": messages[-1] if messages else 0,
         }
         Path(folder, "result.json").write_text(json.dumps(result))
     dist.destroy_process_group()
@@ -90,13 +90,14 @@ def measured(num_ranks: int, num_tensors: int) -> dict[str, Any]:
 
 
 def page(results: Sequence[tuple[int, int, dict[str, Any]]]) -> str:
+    word = max(result["word"] for _, _, result in results)
     per_tensor = max(result["bytes"] / num_tensors for ranks, num_tensors, result in results if ranks > 1)
     rows = "".join(
         f"| {tensors:,} | {ranks} | {result['main']:.1f} | {result['thread']:.1f} | {result['bytes'] / 1e3:,.0f} |\n"
         for ranks, tensors, result in results
     )
     computed = "".join(
-        f"| {name} | {ranks:,} | {num * per_tensor / 1e3:,.0f} | {ranks * WORD_BYTES / 1e3:,.0f} |\n"
+        f"| {name} | {ranks:,} | {num * per_tensor / 1e3:,.0f} | {ranks * word / 1e3:,.0f} |\n"
         for name, num in LARGE.items()
         for ranks in LARGE_RANKS
     )
@@ -117,7 +118,7 @@ them sharded, all metrics on, the median of the last steps. Four ranks share two
 | tensors | ranks | main thread, ms | thread, ms | sent, kB |
 |---|---|---|---|---|
 {rows}
-An unmeasured step sends {WORD_BYTES} bytes per rank.
+An unmeasured step sends {word} bytes per rank.
 
 ## Computed from these
 
