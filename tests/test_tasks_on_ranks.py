@@ -74,6 +74,7 @@ def out_of_turn(rank, folder):
         train_tasks(rank, 2, how, folder, settings)
 
 
+@pytest.mark.ci
 def test_a_pass_that_would_send_messages_of_its_own_is_not_made(tmp_path):
     skip_without_fsdp2()
     in_processes(2, out_of_turn, str(tmp_path))

@@ -213,7 +213,7 @@ class TaskProbe(Probe):
     def _gradients(self, losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Sequence[Tensor | None]]:
         """The gradients of each task, with one backward pass per loss."""
         scale = getattr(self._scaler, "_scale", None)  # in half precision, gradients of an unscaled loss round to zero
-        gradients = []
+        gradients: list[Sequence[Tensor | None]] = []
         with own_pass():
             for loss in losses:
                 seed = None if scale is None else scale.detach().to(loss).reshape(loss.shape)
