@@ -55,6 +55,10 @@ class Model(nn.Module):
         return self.head(x * self.scale)
 
 
+def _squared_distance(now: torch.Tensor, then: torch.Tensor) -> torch.Tensor:
+    return (now - then).square().sum()
+
+
 def made() -> nn.Module:
     torch.manual_seed(1)
     return Model().double()  # rounding differs between the ways to split, and must not decide a comparison
@@ -118,7 +122,8 @@ def train(rank: int, num_ranks: int, how: str, fault: str, folder: str, watched:
     optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
     monitor = None
     if watched:
-        metrics = METRICS[:1] if how == "fsdp1" else METRICS
+        moved = forewarn.ParameterDifferenceMetric("moved", _squared_distance, reduce="sum", reference=made())
+        metrics = [*METRICS, moved]
         monitor = forewarn.watch(called, optimizer, f"{folder}/{how}-{fault}", every=1, views=[], metrics=metrics)
     for step in range(STEPS):
         x, y = batch(step, how, rank, num_ranks)

@@ -9,18 +9,12 @@ from tests.processes import in_processes, skip_without_fsdp2
 from tests.rank_runs import FAULTS, alerts, in_turn, readings, train
 
 OF_A_BATCH = {
-    "activation/effective_rank", "activation/row_cosine", "batch/middle_class", "batch/num_classes",
     "gradient/noise_scale", "monitor/unavailable", "monitor/overhead_share",
 }  # fmt: skip
 """Readings of a rank's own batch or process: those of other sizes, or combined as the catalogue says."""
 
 OF_UNITS = {"activation/channel_mean_spread", "activation/channel_std_spread", "activation/nonfinite"}
 """With tensor parallelism, ranks have other units, and copies of an output are counted on each."""
-
-OF_PARAMETERS = {
-    "gradient_metric/norm", "gradient_metric/sum", "parameter_metric/size", "parameter_difference_metric/abs_max",
-}  # fmt: skip
-"""Metrics of one's own that FSDP1 does not allow."""
 
 # FSDP1 hides the gradients of earlier steps while it runs, so a missing zero_grad is not seen there.
 
@@ -29,7 +23,7 @@ COUNTS = ("nonfinite", "zero_fraction", "missing", "stopped_by", "frozen_cause")
 
 def assert_the_same(folder, how, fault, unread=frozenset()):
     one, split = readings(folder / f"one-{fault}"), readings(folder / f"{how}-{fault}")
-    left_out = OF_A_BATCH | unread | (OF_UNITS if "tp" in how else OF_PARAMETERS if how == "fsdp1" else set())
+    left_out = OF_A_BATCH | unread | (OF_UNITS if "tp" in how else set())
     one, split = ({key: run[key] for key in run if key[0] not in left_out} for run in (one, split))
     assert one.keys() == split.keys()
     for (name, scope), values in one.items():
@@ -38,9 +32,8 @@ def assert_the_same(folder, how, fault, unread=frozenset()):
         np.testing.assert_allclose(
             split[name, scope], values, rtol=tolerance, atol=1e-9, err_msg=f"{name} of {scope or 'the run'}, {how}"
         )
-    families = tuple({f"{name.partition('/')[0]}/" for name in left_out & OF_PARAMETERS})
-    expected = [alert for alert in alerts(folder / f"one-{fault}") if not alert[1].startswith(families)]
-    assert [alert for alert in alerts(folder / f"{how}-{fault}") if alert[1] not in unread] == expected
+    found = [alert for alert in alerts(folder / f"{how}-{fault}") if alert[1] not in unread]
+    assert found == alerts(folder / f"one-{fault}")
     assert_same_histograms(folder, how, fault)
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import forewarn
+from forewarn.store import rank_logs as rank_logs_module
 from forewarn.store.rank_logs import FirstEnd, RankLogWriter, first_to_end, rank_logs
 
 NUM_RANKS = 3
@@ -74,14 +75,18 @@ def test_if_a_rank_is_killed_within_a_measured_step_the_run_is_readable_and_the_
         else:
             assert stored == list(range(len(stored)))
             assert len(stored) <= KILLED_AT
+            first = first_to_end(tmp_path / "run")
+            assert first is None or 1 in first.ranks or not first.ranks, first
 
 
-def test_the_first_end_that_any_rank_noticed_counts(tmp_path):
+def test_the_first_end_that_any_rank_noticed_counts(tmp_path, monkeypatch):
     logs = [RankLogWriter(rank) for rank in range(3)]
     for log in logs:
         log.begin(tmp_path, 3)
         log.completed(7)
     assert first_to_end(tmp_path) is None
+    monkeypatch.setattr(rank_logs_module, "_SILENT_SECONDS", -1.0)
+    assert first_to_end(tmp_path) == FirstEnd((), 7, "")
     logs[0].saw_end([2])
     logs[1].saw_end([0, 2])
     logs[0].close("RuntimeError: connection closed\n" * 99)

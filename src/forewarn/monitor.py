@@ -11,6 +11,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -103,7 +104,7 @@ class Monitor:
         self._loop = loop
         self._probes = probes
         self._stopwatch = stopwatch
-        self._tasks = TaskLosses(probes, loop, config.balancing)
+        self._tasks = TaskLosses(probes, loop, config.balancing, exchange)
         self._schedule = cadence.schedule
         self._cadence = cadence
         self._writer = writer
@@ -180,10 +181,14 @@ class Monitor:
                 self._give(loss, extra)
                 at_once = self._exchange is None and self._transfer.is_empty
                 collected = Collected(self.at, time.time(), *self._loop.collect(at_once))
+                if self._exchange is not None:
+                    collected = replace(collected, wishes=self._exchange.wishes())
                 if at_once and not collected.pending:
                     outcome = self._conclude([(collected, [])])
                 else:
                     self._transfer.send(collected, collected.tensors)
+                    if any(collected.wishes or ()):
+                        self._hand_in()
                     outcome = self._conclude(self._arrived())
         except _WrongArgument as error:
             raise error.cause from None
@@ -197,6 +202,9 @@ class Monitor:
                 self._loop.kept.end_step(self.at - 1)
             if self._exchange is not None:
                 self._follow_ranks(self._exchange)
+                if self._tasks.learns:
+                    self._hand_in()
+                    self._tasks.learn(self.at - 1)
             if self._cadence.budget is not None and self._writer is not None:
                 is_measured, spent = self._loop.measured, self._stopwatch.spent
                 self._cadence.keep_to(self._cadence.budget, self.at - 1, spent, is_measured=is_measured)
@@ -273,6 +281,7 @@ class Monitor:
         step = max(0, self.at - 1)
         actions: tuple[Action, ...] = ()
         try:
+            self._hand_in()
             actions = self._adjuster.adjust(step, self.firing, scheduler)
             if actions:
                 self._show(step, actions)
@@ -620,14 +629,22 @@ class Monitor:
 
         On ranks that do not record there are none.
         """
-        arrived = self._transfer.receive(wait)
         if self._exchange is None:
-            return arrived
-        for step, arrays in arrived:
-            (self._exchange.keep if step.is_late else self._exchange.send)(step, arrays)
+            return self._transfer.receive(wait)
+        self._hand_in(wait)
         records = self._exchange.records
         combined = self._exchange.receive(wait and records and not self._closed)
         return combined if records else []
+
+    def _hand_in(self, wait: bool = True) -> None:
+        """Give the exchange what has arrived from the device.
+
+        Before ranks wait for each other, each of them must have given all of its steps: an accelerator may lag on one.
+        """
+        if self._exchange is None:
+            return
+        for step, arrays in self._transfer.receive(wait):
+            (self._exchange.keep if step.is_late else self._exchange.send)(step, arrays)
 
     def _describe(self, info: RunInfo) -> None:
         """Take the stages of a pipeline for one model; no step of this process has been recorded before."""

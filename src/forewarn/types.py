@@ -148,10 +148,12 @@ class Reason(IntEnum):
     PROVIDER_FAILED = 9
     HOOKS_REFUSED = 10
     AFTER_CLIPPING = 11
+    SUM_OVER_RANKS = 12
     STATIC_GRAPH = 20
     SHARDED_PARAMETERS = 21
     REENTRANT_CHECKPOINT = 22
     NO_SHARED_LAYER = 23
+    NEEDS_MESSAGES = 24
     ONE_BATCH = 30
     RANK_GRADIENT_UNSEEN = 31
     NOT_ON_EVERY_RANK = 40
@@ -166,12 +168,14 @@ _REASON_IN_WORDS = {
     Reason.STEP_SKIPPED: "the optimizer step was skipped",
     Reason.NO_BACKWARD_SEEN: "no backward pass through the watched model was seen",
     Reason.AFTER_CLIPPING: "its backward pass was not seen, so it is read at the optimizer step, after any clipping",
+    Reason.SUM_OVER_RANKS: "some gradients are sums over ranks, not formed yet; monitor.clip_grad_norm_ gives the norm",
     Reason.UNSUPPORTED_TENSOR: "this kind of tensor is not supported",
     Reason.COMPILED: "it is hidden inside compiled code",
     Reason.NO_FORWARD_SEEN: "no forward pass of the watched model was seen; watch the module you call",
     Reason.UNEVEN_SCALE: "the loss scale is not a power of two, so the histogram cannot be unscaled exactly",
     Reason.STATIC_GRAPH: "an extra backward pass would break the gradient reduction of DDP with static_graph=True",
-    Reason.SHARDED_PARAMETERS: "the parameters are sharded, and an extra backward pass would gather them again",
+    Reason.SHARDED_PARAMETERS: "an extra backward pass would gather the sharded parameters out of turn",
+    Reason.NEEDS_MESSAGES: "an extra backward pass would have to send messages between the ranks",
     Reason.REENTRANT_CHECKPOINT: "re-entrant checkpointing allows only backward(); use checkpoint(use_reentrant=False)",
     Reason.NO_SHARED_LAYER: "the tasks share no trainable layer",
     Reason.ONE_BATCH: "it needs at least two batches per step",

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from forewarn.act.task_weights import BALANCERS, Balancer
 from forewarn.config import Balancing
+from forewarn.measure.exchange import Exchange
 from forewarn.measure.loop import Loop
 from forewarn.measure.probe import Probe
-from forewarn.measure.probes.tasks import Shared, TaskProbe
+from forewarn.measure.probes.tasks import Shared, TaskProbe, first_loss, products
+from forewarn.measure.transfer import on_host
 from forewarn.types import Reason
+
+_log = logging.getLogger("forewarn")
 
 EVERY = 10
 """Default number of steps between comparisons of the tasks."""
@@ -27,9 +33,20 @@ _FACTOR = "factor/"
 
 
 class TaskLosses:
-    """Implements `monitor.combine_losses`: checks, weights and regularly compares losses, and updates the balancer."""
+    """Implements `monitor.combine_losses`: checks, weights and regularly compares losses, and updates the balancer.
 
-    def __init__(self, probes: Mapping[str, Probe], loop: Loop, settings: Balancing) -> None:
+    With several ranks, the balancer learns at the end of each step from the losses and gradients of all ranks, so their
+    weights are the same.
+    """
+
+    def __init__(
+        self, probes: Mapping[str, Probe], loop: Loop, settings: Balancing, exchange: Exchange | None = None
+    ) -> None:
+        self._exchange = exchange
+        self._seen: list[tuple[dict[str, Tensor], Tensor | None]] = []
+        """The losses of this rank in the current step, and its part of the gradients of each batch."""
+        self._first: dict[str, Tensor] = {}
+        """The first losses, over all ranks."""
         self._probes = probes
         self._loop = loop
         self._settings = settings
@@ -65,8 +82,43 @@ class TaskLosses:
         total = _sum(losses, present)
         if self._balancer is not None:
             detached = {name: loss.detach().reshape(()) for name, loss in losses.items()}
-            self._balancer.update(detached, self._probe.first, norms)
+            if self._exchange is None:
+                self._balancer.update(detached, self._probe.first, norms)
+            else:
+                self._seen.append((detached, norms))
         return total
+
+    @property
+    def learns(self) -> bool:
+        """Whether the ranks learn weights together."""
+        return self._exchange is not None and self._balancer is not None and not self._exchange.off
+
+    def learn(self, step: int) -> None:
+        """Learn from the losses of all ranks in a step that all of them have completed; waits for all ranks."""
+        seen, self._seen = self._seen, []
+        assert self._exchange is not None
+        parts = [part for losses, rows in seen for part in (*losses.values(), *(() if rows is None else (rows,)))]
+        numbers = [np.ones(1), *(on_host(part).ravel() for part in parts)]
+        total = self._exchange.total(step, np.concatenate(numbers))
+        if total is None:
+            if self._exchange.off:
+                _log.warning("the weights of the tasks stay as they are: the monitors of the ranks are not connected")
+            return
+        num_ranks, total = total[0], total[1:]
+        for losses, rows in seen:
+            means, total = total[: len(losses)] / num_ranks, total[len(losses) :]
+            norms = None
+            if rows is not None:
+                inner = products(total[: rows.numel()].reshape(rows.shape), int(num_ranks))
+                norms = None if inner is None else torch.from_numpy(np.sqrt(np.diagonal(inner)))
+                total = total[rows.numel() :]
+            current = {
+                name: loss.new_tensor(float(mean)) for (name, loss), mean in zip(losses.items(), means, strict=True)
+            }
+            self._first |= {name: first_loss(self._first.get(name), loss) for name, loss in current.items()}
+            assert self._balancer is not None
+            self._balancer.update(current, self._first, norms)
+        self._probe.first |= self._first
 
     @property
     def _probe(self) -> TaskProbe:
@@ -94,6 +146,7 @@ class TaskLosses:
             balancer: Balancer = BALANCERS[balance](self._settings)
             balancer.load_state_dict(self._saved)
             self._balancer = balancer
+            self._first = dict(self._probe.first)
         self._every = every or (1 if balance == "gradnorm" else EVERY)
 
     def _weights(self, losses: Mapping[str, Tensor], declared: Mapping[str, Weight]) -> Mapping[str, Weight]:
@@ -179,12 +232,6 @@ def _checked_weights(losses: Mapping[str, Tensor], weights: Any) -> dict[str, We
 
 
 def _check_balance(balance: str, losses: Mapping[str, Tensor], declared: Mapping[str, Weight], reason: Reason) -> None:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise ValueError(
-            "balance works in a single process only: the ranks of a distributed run would learn different weights; "
-            "give fixed weights instead"
-        )
     for name, weight in declared.items():
         if isinstance(weight, Tensor) or weight == 0:
             raise ValueError(f"balance needs positive weights, but the weight of task {name!r} is {weight!r}")

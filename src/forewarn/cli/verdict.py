@@ -99,8 +99,13 @@ def _first_to_end(run: Run) -> FirstEnd | None:
 
 
 def _words_of_end(first: FirstEnd) -> str:
-    ranks = ("rank " if len(first.ranks) == 1 else "ranks ") + ", ".join(map(str, first.ranks))
     after = f"after step {first.step}" if first.step >= 0 else "before the first step"
+    if not first.ranks:
+        return (
+            f"all ranks fell silent {after}, and none saw another end: if they are not at work, they were killed "
+            "together; the output of torchrun names the root cause"
+        )
+    ranks = ("rank " if len(first.ranks) == 1 else "ranks ") + ", ".join(map(str, first.ranks))
     return f"{ranks} ended first, {after}: {short(first.reason) if first.reason else 'killed or crashed'}"
 
 

@@ -94,6 +94,9 @@ class _Word(IntEnum):
     KNOWS_OF_ACTION = 10
 
 
+_WISHES = [_Word.WANTS_STOP, _Word.KNOWS_OF_STOP, _Word.WANTS_ACTION, _Word.KNOWS_OF_ACTION]
+
+
 class Log(Protocol):
     """What a rank leaves behind if the run crashes."""
 
@@ -128,9 +131,13 @@ class _Question:
     """What all ranks ask rank 0 at the same step."""
 
     step: int
-    text: bytes
+    text: bytes = b""
     answers: list[bytes] | None = None
     """What each rank says."""
+    numbers: Array | None = None
+    """In place of a text, numbers to add up over the ranks that hold this model or stage."""
+    total: Array | None = None
+    """Their sum; None if the ranks have given different counts of numbers."""
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -222,10 +229,7 @@ class Exchange:
         parcel.word[_Word.DENSE_UNTIL], self._dense_until = self._dense_until, -1
         parcel.word[_Word.DENSE_FROM] = label.step + _STEPS_AHEAD + len(self._waiting)
         parcel.word[[_Word.INTERVAL_FROM, _Word.INTERVAL]], self._interval = self._interval, (0, 0)
-        parcel.word[_Word.WANTS_STOP] = self._wants_stop
-        parcel.word[_Word.KNOWS_OF_STOP] = self._knows_of_stop
-        parcel.word[_Word.WANTS_ACTION] = self._wants_action
-        parcel.word[_Word.KNOWS_OF_ACTION] = self._knows_of_action
+        parcel.word[_WISHES] = self.wishes() if label.wishes is None else label.wishes
         self._latest = parcel
         self._hand_in(parcel)
 
@@ -281,6 +285,13 @@ class Exchange:
         """The new intervals, each with its first step."""
         return _emptied(self._intervals)
 
+    def wishes(self) -> tuple[bool, ...]:
+        """What this rank says about stopping and acting at the end of the current step.
+
+        If it says anything, the step must be sent before the next one ends, for all ranks follow at the same step.
+        """
+        return self._wants_stop, self._knows_of_stop, self._wants_action, self._knows_of_action
+
     def ask_to_stop(self) -> None:
         """Ask all ranks to stop at the same step."""
         self._wants_stop = True
@@ -321,14 +332,23 @@ class Exchange:
 
     def words(self, step: int, text: bytes) -> list[bytes] | None:
         """What each rank says at a step at which all of them do; waits for all of them. None if the exchange is off."""
-        if self.off:
-            return None
-        self._take_role(None)
-        question = self._asked = _Question(step, text)
-        self._queue.put(question)
-        if not question.done.wait(_SECONDS_TO_AGREE):
-            self._switch_off("the other ranks did not answer")
-        return question.answers
+        return self._ask(_Question(step, text)).answers
+
+    def total(self, step: int, numbers: Array) -> Array | None:
+        """The sum over the ranks that hold this model or stage, all of which ask for it; waits for them.
+
+        None if the exchange is off, or if the ranks have given different counts of numbers.
+        """
+        return self._ask(_Question(step, numbers=numbers)).total
+
+    def _ask(self, question: _Question) -> _Question:
+        if not self.off:
+            self._take_role(None)
+            self._asked = question
+            self._queue.put(question)
+            if not question.done.wait(_SECONDS_TO_AGREE):
+                self._switch_off("the other ranks did not answer")
+        return question
 
     def finish(self, reason: str = "not closed") -> list[tuple[Collected, list[Array]]]:
         """End the exchange and return the rest: waits for messages under way, but not for ranks that are gone."""
@@ -487,9 +507,18 @@ class Exchange:
     def _answer(self, peers: Peers, question: _Question) -> None:
         word = np.zeros(len(_Word) + _MAX_RIDING)  # as long as that of a step, from which its own number tells it
         word[_Word.STEP], word[_Word.LENGTH] = _QUESTION - question.step, len(question.text)
-        words = peers.gather(word)
-        self._check(words)
-        question.answers = peers.gather_texts(question.text, [int(length) for length in words[:, _Word.LENGTH]])
+        if question.numbers is not None:
+            assert self._stage is not None
+            word[_Word.LENGTH] = len(question.numbers)
+            words = self._stage.gather(word)
+            self._check(words)
+            if (words[:, _Word.LENGTH] == len(question.numbers)).all():
+                question.total = self._stage.sums(question.numbers.copy())
+                self.bytes_sent += question.numbers.nbytes
+        else:
+            words = peers.gather(word)
+            self._check(words)
+            question.answers = peers.gather_texts(question.text, [int(length) for length in words[:, _Word.LENGTH]])
         question.done.set()
 
     def _combined(

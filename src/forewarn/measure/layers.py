@@ -14,6 +14,7 @@ from forewarn.measure.engine.layer_outputs import Board, Layout, Look, Shelf, Ta
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 from forewarn.measure.module_tree import children_of
 from forewarn.measure.nested import nested_tensors
+from forewarn.measure.shards import local_part
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -82,7 +83,9 @@ class Layer:
         if isinstance(output, Tensor):
             if self._only is None:
                 self._only = self._output(self._scope)
-            self._only.see(output)
+            own = output if type(output) is Tensor else local_part(output)
+            if own is not None:
+                self._only.see(own)
         else:
             for suffix, tensor in nested_tensors(output):
                 self._output(self._scope + suffix).see(tensor)

@@ -37,7 +37,8 @@ class How(StrEnum):
     HEADS = "heads"
     """The sums of attention heads, of which the largest logit is a maximum."""
     TARGETS = "targets"
-    """Number of targets, which adds up, number of classes, of which the largest counts, and a class of this rank."""
+    """Number of targets, which adds up, number of classes, of which the largest counts, a class of this rank, and
+    numbers of each class, which add up."""
     EACH = "each"
     """The vector of every rank, as one row of a matrix [ranks × values]."""
 
@@ -135,7 +136,7 @@ def pack(entries: Sequence[Entry], rank: int, num_ranks: int, is_twin: bool = Fa
                 sums.append(array[_SUMS_OF_A_HEAD].ravel())
                 most.append(_without_nan(array[_LARGEST_LOGIT]))
             case How.TARGETS:
-                sums.append(weight * array[:1])
+                sums += [weight * array[:1], weight * array[3:]]
                 most.append(array[1:2])
             case How.EACH:
                 matrix = np.zeros((num_ranks, array.size))
@@ -172,8 +173,9 @@ def unpack(entries: Sequence[Entry], sums: Array, most: Array, num_ranks: int) -
                 combined = np.empty(array.shape)
                 combined[_SUMS_OF_A_HEAD] = added.take(3 * array.shape[1]).reshape(3, -1)
                 combined[_LARGEST_LOGIT] = _with_nan(largest.take(array.shape[1]))
+                combined[_LARGEST_LOGIT, np.isnan(combined[0])] = np.nan  # a rank has NaN, which the maximum ignores
             case How.TARGETS:
-                combined = np.concatenate([added.take(1), largest.take(1), array[2:]])
+                combined = np.concatenate([added.take(1), largest.take(1), array[2:3], added.take(len(array) - 3)])
             case How.EACH:
                 combined = added.take(num_ranks * array.size).reshape(num_ranks, array.size)
             case _:

@@ -28,6 +28,8 @@ class Collected:
     """The readings that were decoded already; they come before the others."""
     is_late: bool = False
     """Whether these values were given after the step, perhaps on one rank only."""
+    wishes: Sequence[bool] | None = None
+    """What this rank said to the others as the step ended; None to say it when the step is sent."""
 
     @property
     def tensors(self) -> list[Value]:

@@ -111,6 +111,23 @@ def local_part(tensor: Tensor) -> Tensor | None:
     return part
 
 
+def own_summand(tensor: Tensor, is_twin: bool) -> Tensor:
+    """What this rank adds to a gradient that is summed over all ranks: of its size, zero where other ranks count."""
+    if not hasattr(tensor, "to_local"):
+        return torch.zeros_like(tensor) if is_twin else tensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+    coordinate = mesh.get_coordinate()
+    with torch.no_grad():
+        part: Tensor = tensor.to_local()
+    whole = part.new_zeros(tensor.shape)
+    if not any(place for place, how in zip(coordinate, placements, strict=True) if how.is_replicate()):
+        shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+        whole[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))] = part
+    return whole
+
+
 def own_share_of_norm(norm: Any, rank: int, first: int) -> Any:
     """What this rank adds to the norm over all ranks: the norm of its shards, or nothing if others count it."""
     if not hasattr(norm, "to_local"):

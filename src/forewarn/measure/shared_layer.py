@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
 
 from forewarn.measure.module_tree import clean_name
+from forewarn.measure.own_backward import reduces_unused
 from forewarn.types import Reason
 
 _FORBIDDING = {
@@ -16,14 +19,15 @@ _FORBIDDING = {
 }
 """Graph nodes that the monitor's own backward pass cannot or must not go through."""
 
-_SHARDING = ("FSDPModule", "FullyShardedDataParallel")
+_SHARDED_MODULE = "RegisterPostBackwardFunctionBackward"
+"""Graph node at the input of a module that FSDP2 shards: at this point its gradients are complete."""
 
 _LEAF = "torch::autograd::AccumulateGrad"
 
 
 def obstacle(losses: Sequence[Tensor], model: nn.Module) -> Reason:
     """Why `torch.autograd.grad` is not safe on these losses; AVAILABLE if it is."""
-    if _is_sharded(model):
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()) or reduces_unused(model):
         return Reason.SHARDED_PARAMETERS
     for loss in losses:
         for node in _reached(loss):
@@ -34,8 +38,38 @@ def obstacle(losses: Sequence[Tensor], model: nn.Module) -> Reason:
     return Reason.AVAILABLE
 
 
-def last_shared_layer(losses: Sequence[Tensor], model: nn.Module) -> tuple[str, list[nn.Parameter]]:
+def crosses_sharded_module(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> bool:
+    """Whether a whole module that FSDP2 shards lies between a loss and the parameters.
+
+    Then its gradients would be complete before the shards below it are gathered. Without it, a pass to the parameters
+    gathers what the training's own pass gathers first, in the same order.
+    """
+    targets = {id(parameter) for parameter in parameters}
+    for loss in losses:
+        users: defaultdict[Any, list[Any]] = defaultdict(list)
+        between: list[Any] = []
+        for node in _reached(loss):
+            for following, _ in node.next_functions:
+                users[following].append(node)
+            if node.name() == _LEAF and id(node.variable) in targets:
+                between.append(node)
+        seen = set(between)
+        while between:
+            node = between.pop()
+            if node.name() == _SHARDED_MODULE:
+                return True
+            new = [user for user in users[node] if user not in seen]
+            seen.update(new)
+            between += new
+    return False
+
+
+def last_shared_layer(
+    losses: Sequence[Tensor], model: nn.Module, whole: Mapping[int, Tensor] = MappingProxyType({})
+) -> tuple[str, list[Tensor]]:
     """The name and the trainable parameters of the last layer that every loss reaches; `("", [])` if there is none.
+
+    `whole` has, by the id of a parameter of the model, the one that the graph holds, where these differ.
 
     torch numbers the nodes of a graph in the order of the forward pass. So the last layer is the one whose first use
     comes latest, in whatever order the model lists its layers. A tied weight counts by its use at the input, since a
@@ -46,24 +80,15 @@ def last_shared_layer(losses: Sequence[Tensor], model: nn.Module) -> tuple[str, 
     common = set.intersection(*map(set, uses))
     used_from = {key: min(first_uses[key] for first_uses in uses) for key in common}
     best: tuple[bool, int] = (False, -1)
-    layer: tuple[str, list[nn.Parameter]] = ("", [])
+    layer: tuple[str, list[Tensor]] = ("", [])
     for name, module in model.named_modules():
-        own = [weight for weight in module.parameters(recurse=False) if weight.requires_grad and id(weight) in common]
+        held = [whole.get(id(weight), weight) for weight in module.parameters(recurse=False)]
+        own = [weight for weight in held if weight.requires_grad and id(weight) in common]
         if own:
             rank = (any(weight.ndim >= 2 for weight in own), max(used_from[id(weight)] for weight in own))
             if rank > best:
                 best, layer = rank, (clean_name(name), own)
     return layer
-
-
-def _is_sharded(model: nn.Module) -> bool:
-    """Whether a model uses FSDP or tensor parallelism: a pass on one rank alone would wait for the others forever.
-
-    It checks the modules' classes, since FSDP2 may show whole parameters between forward and backward.
-    """
-    classes = {base.__name__ for module in model.modules() for base in type(module).__mro__}
-    sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
-    return sharded or not classes.isdisjoint(_SHARDING)
 
 
 def _first_uses(loss: Tensor) -> dict[int, int]:

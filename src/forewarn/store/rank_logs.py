@@ -23,6 +23,8 @@ _MOST_LOGS = 1 << 16
 _MOST_CHARACTERS = 200
 _MOST_ENDS = 8
 _PAUSE_SECONDS = 1.0
+_SILENT_SECONDS = 30.0
+"""After this time without a step or a word, the ranks may all have ended."""
 
 _log = logging.getLogger("forewarn")
 
@@ -48,7 +50,7 @@ class FirstEnd(Noun):
     """The end of a distributed run, as its ranks saw it."""
 
     ranks: tuple[int, ...]
-    """The rank that ended first; several if their ends were noticed at the same time."""
+    """The rank that ended first; several if their ends were noticed at the same time, none if no end was noticed."""
     step: int
     """The last step that all ranks are known to have completed; -1 if there is none."""
     reason: str
@@ -132,20 +134,26 @@ _LOST_CONTACT = re.compile("peer|connection|remote|gloo|nccl", re.IGNORECASE)
 
 
 def first_to_end(directory: Path) -> FirstEnd | None:
-    """The rank whose process ended first, or whose monitor was closed first; None if no end was noticed."""
+    """The rank whose process ended first, or whose monitor was closed first; None if no rank has ended.
+
+    If all ranks are silent but none has noticed an end, as when they were killed together, it names no rank.
+    """
     logs = rank_logs(directory)
     noticed: dict[int, float] = {}
     for log in logs:
         for rank, when in log.saw_end.items():
             noticed[int(rank)] = min(when, noticed.get(int(rank), when))
     ends = [(log.ended if log.end else noticed[log.rank], log) for log in logs if log.end or log.rank in noticed]
+    last_step = max((log.step for log in logs), default=-1)
     if not ends:
-        return None
+        newest = max((log.time for log in logs), default=0.0)
+        is_silent = len(logs) > 1 and 0.0 < newest < time.time() - _SILENT_SECONDS
+        return FirstEnd((), last_step, "") if is_silent else None
     if any(not log.end for _, log in ends):  # one was killed: a rank that then lost contact was not the first
         ends = [(when, log) for when, log in ends if not _LOST_CONTACT.search(log.end)]
     earliest = min(when for when, _ in ends)
     first = [log for when, log in ends if when == earliest]
-    return FirstEnd(tuple(log.rank for log in first), max(log.step for log in logs), first[0].end)
+    return FirstEnd(tuple(log.rank for log in first), last_step, first[0].end)
 
 
 def delete_rank_logs(directory: Path, at_least: int = 0) -> None:

@@ -28,6 +28,9 @@ from forewarn.types import Finding, Severity
                "only gradients of a backward pass through the DDP module are averaged", scope_is="parameter"),
         advise("restart_from_checkpoint", "Load the same checkpoint on every rank",
                "copies that have come apart stay apart, because only gradients are averaged", scope_is="parameter"),
+        advise("step_all_ranks_alike", "Call monitor.step on every rank after each optimizer step",
+               "if one rank leaves a call out, its weights are compared with those of another step",
+               scope_is="parameter"),
     ),
 )  # fmt: skip
 def rank_desync(desync: Panel, tensors: Panel) -> Iterator[Finding]:
@@ -37,7 +40,8 @@ def rank_desync(desync: Panel, tensors: Panel) -> Iterator[Finding]:
     Every rank then trains a model of its own, with gradients that were averaged over different models. The checkpoint
     of rank 0 is none of them, and the loss says nothing about it. Usual causes are code that changes weights on one
     rank only, a random initialization after the model was wrapped, a forward pass that goes around the wrapper, or
-    broken memory. A sample of each parameter is compared on measured steps, bit by bit.
+    broken memory. A sample of each parameter is compared on measured steps, bit by bit. If all parameters differ from
+    one step on but the training is sound, one rank has left out a call of `monitor.step`.
 
     ## Example
     fires: rank/desync{layer.weight} 1 | rank/desynced_tensors 2

@@ -21,6 +21,7 @@ from forewarn.measure.forward import hookable_modules
 from forewarn.measure.module_tree import children_of
 from forewarn.measure.nested import nested_tensors
 from forewarn.measure.over_ranks import How, Part
+from forewarn.measure.peers import num_ranks
 from forewarn.measure.probe import ONE, Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.shards import local_part
 from forewarn.measure.step import Step
@@ -30,6 +31,9 @@ _MAX_VALUES = 2**14
 
 _WEIGHTS = 97
 """Values are weighted by their place modulo this prime, so that another order gives another sum."""
+
+_MAX_CLASSES = 1024
+"""With several ranks, the targets of each class up to this number are counted, 8 kB per measured step."""
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, nn.MultiheadAttention)
 """Layers of torch that multiply their input with a matrix, whatever it is parametrized by."""
@@ -146,22 +150,38 @@ def multiplies_input(module: nn.Module) -> bool:
 
 
 def count_targets(targets: Tensor | NDArray[Any]) -> Numbers:
-    """Number of targets, number of different ones, and the middle one in order."""
+    """Number of targets, number of different ones, and the middle one in order.
+
+    With several ranks also the number of each class, from which these follow for all ranks, and of all others.
+    """
     array = targets if isinstance(targets, np.ndarray) else host_array(targets)
     if array is not None:
         in_order = np.sort(array, axis=None)
         num_different = np.count_nonzero(in_order[1:] != in_order[:-1]) + 1
-        return np.array([len(in_order), num_different, in_order[len(in_order) // 2]], np.float64)
+        summary = np.array([len(in_order), num_different, in_order[len(in_order) // 2]], np.float64)
+        if num_ranks() == 1:
+            return summary
+        per_class = np.diff(np.searchsorted(in_order, np.arange(_MAX_CLASSES + 1)))
+        return np.concatenate([summary, per_class, [len(in_order) - per_class.sum()]])
     assert isinstance(targets, Tensor)
     ordered = targets.detach().flatten().sort().values
     different = (ordered[1:] != ordered[:-1]).sum() + 1
     middle = ordered[len(ordered) // 2]
-    return torch.stack([torch.full_like(middle, len(ordered)), different.to(middle.dtype), middle])
+    counted = torch.stack([torch.full_like(middle, len(ordered)), different.to(middle.dtype), middle])
+    if num_ranks() == 1:
+        return counted
+    edges = torch.searchsorted(ordered.long(), torch.arange(_MAX_CLASSES + 1, device=ordered.device))
+    of_classes = edges.diff()
+    return torch.cat([counted, of_classes, len(ordered) - of_classes.sum(dim=0, keepdim=True)]).to(wide(counted.device))
 
 
 def target_readings(counted: Array) -> Iterator[Reading]:
     """The readings of what `count_targets` returned."""
-    for name, value in zip(("num_targets", "num_classes", "middle_class"), counted, strict=True):
+    summary, of_classes, others = counted[:3].copy(), counted[3:-1], counted[3:][-1:]
+    if len(of_classes) and others == 0:
+        summary[1] = np.count_nonzero(of_classes)
+        summary[2] = np.searchsorted(np.cumsum(of_classes), summary[0] // 2, side="right")
+    for name, value in zip(("num_targets", "num_classes", "middle_class"), summary, strict=True):
         yield Reading(f"batch/{name}", ONE, value)
 
 

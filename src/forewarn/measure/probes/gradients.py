@@ -98,6 +98,8 @@ class GradientProbe(Probe):
         """The loss scale that is still in these norms."""
         self._used: dict[int, Norm] = {}
         """Per optimizer: the norm of its gradients at the end of the last backward pass before it stepped."""
+        self._has_summands = False
+        """Whether some gradients of this step are sums over ranks of which this one has a summand."""
         self._clip_norm: Norm | None = None
         self._clip: float | None = None
         self._declared_limit: float | None = None
@@ -203,7 +205,9 @@ class GradientProbe(Probe):
         """The gradient of a parameter, or the part that this rank reads; None if there is none, or it is empty."""
         gradient = parameter.grad
         if gradient is not None and self._parameter_index.rank is not None:
-            gradient = local_part(gradient) if self._parameter_index.reads(parameter) else None
+            reads = self._parameter_index.reads(parameter)
+            gradient = local_part(gradient) if reads else None
+            self._has_summands |= reads and gradient is None
         return None if gradient is None or not gradient.numel() else gradient
 
     def _comparable(self, live: Mapping[int, nn.Parameter], filled: Mapping[int, Tensor]) -> bool:
@@ -262,6 +266,8 @@ class GradientProbe(Probe):
         from_backward = clip is None
         norm = self._clip_norm if clip is not None else self._norm_from_backward()
         is_unseen = from_backward and bool(step.unseen)
+        is_partial, self._has_summands = from_backward and self._has_summands, False
+        norm = None if is_partial else norm
         index = self._parameter_index
         used = self._used if len(index.optimizers) > 1 else {}
         self._used, self._latest, self._latest_scale, self._clip_norm = {}, {}, None, None
@@ -324,7 +330,7 @@ class GradientProbe(Probe):
                 self._looks_scaled = is_loss_scale(before / at_step if at_step > 0 else math.nan)
             reason = Reason.AVAILABLE
             if norm is None:
-                reason = Reason.NO_BACKWARD_SEEN
+                reason = Reason.SUM_OVER_RANKS if is_partial else Reason.NO_BACKWARD_SEEN
             elif from_backward and self._looks_scaled:
                 reason = Reason.SCALED_GRADIENTS
             else:
@@ -351,6 +357,8 @@ class GradientProbe(Probe):
             clipped: float | None = None
             if limit is not None and norm is not None and (clip is not None or statistics is None):
                 clipped = min(before, limit) if before == before else before
+            elif is_partial:
+                clipped = None
             elif statistics is not None:
                 clipped = at_step
             elif reason is Reason.AFTER_CLIPPING:

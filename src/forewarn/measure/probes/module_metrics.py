@@ -67,6 +67,7 @@ class MetricsProbe(Probe):
         self._evaluation = Evaluation(self._metrics, logging.getLogger("forewarn"))
         models = [metric.compared_with for metric in metrics if metric.compared_with is not None]
         declared = {id(model): model for model in models}
+        self._evaluation.shards = self._shards()
         self._references = [Reference(NamedModules(model), self._evaluation, model) for model in declared.values()]
         for reference in self._references:
             self._check_reference(reference)
@@ -145,12 +146,13 @@ class MetricsProbe(Probe):
 
     def _ask_gradients(self, index: int, scale: Any) -> None:
         if self._metrics.any("gradient"):
+            shards, names = self._shards(), self._parameter_index.names
             gradients = [
-                (self._parameter_index.names[position], self._parameter_index.parameters[position].grad)
+                (names[position], _gradient(self._parameter_index.parameters[position], shards.get(names[position])))
                 for position in self._parameter_index.of(index)
             ]
             filled = ((name, (_unscaled(gradient, scale),)) for name, gradient in gradients if gradient is not None)
-            self._evaluation.shards = self._shards()
+            self._evaluation.shards = shards
             self._evaluation.parameters("gradient", filled)
 
     def _ask_parameters(self) -> None:
@@ -170,9 +172,14 @@ class MetricsProbe(Probe):
         pairs = (
             (name, (parameter, others[name]))
             for name, parameter in named
-            if name in others and others[name].shape == parameter.shape
+            if name in others and others[name].shape in (parameter.shape, self._whole_shape(name, parameter))
         )
         self._evaluation.parameters("parameter_difference", pairs, reference=reference)
+
+    def _whole_shape(self, name: str, parameter: nn.Parameter) -> torch.Size:
+        """The shape of the whole parameter, of which FSDP1 shows a flat piece."""
+        shard = self._evaluation.shards.get(name)
+        return parameter.shape if shard is None else torch.Size(shard.shape)
 
     def _shards(self) -> dict[str, Shard]:
         shards = self._parameter_index.shards
@@ -199,10 +206,9 @@ class MetricsProbe(Probe):
             if is_sharded(parameter):
                 raise ValueError(f"metrics: {name} of the reference is sharded; copy the model before it is sharded")
         for name, parameter in self._compared(reference.declared):
-            if name not in others or others[name].shape != parameter.shape:
-                raise ValueError(
-                    f"metrics: the reference has no {name} of shape {tuple(parameter.shape)} to compare with"
-                )
+            shape = self._whole_shape(name, parameter)
+            if name not in others or others[name].shape != shape:
+                raise ValueError(f"metrics: the reference has no {name} of shape {tuple(shape)} to compare with")
         if reference.is_compared:
             names = (default_format_module_name_fn(name) for name, _ in self._parameter_index.model.named_modules())
             reference.modules.check_twin(names, "metrics: the reference must have the structure of the watched model")
@@ -222,11 +228,6 @@ class MetricsProbe(Probe):
             for metric in of_parameters if sharded else ():
                 if not re.match(metric.regex, name):
                     continue
-                if not is_sharded(parameter):
-                    raise ValueError(
-                        f"metrics: {metric.name!r} cannot read {name}, which is in flat pieces under FSDP1; shard the "
-                        "model with fully_shard (FSDP2), or use activation metrics"
-                    )
                 if callable(metric.fn) and metric.reduce is None:
                     raise ValueError(
                         f"metrics: {name} is sharded, and {metric.name!r} does not say how to combine the values of "
@@ -249,6 +250,13 @@ def _check(metric: Any) -> None:
 def series_name(metric: ModuleMetric) -> str:
     """The name that a metric is recorded under, without any suffix from its aggregation."""
     return f"{metric.kind}_metric/{metric.name}"
+
+
+def _gradient(parameter: nn.Parameter, shard: Shard | None) -> Tensor | None:
+    """The gradient of a parameter; FSDP1 gives none to an empty shard, which is not to be taken for a missing one."""
+    if parameter.grad is None and shard is not None and shard.is_divided and 0 in shard.local_shape:
+        return parameter.detach()
+    return parameter.grad
 
 
 def _unscaled(gradient: Tensor, scale: Any) -> Tensor:

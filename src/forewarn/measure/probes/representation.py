@@ -17,17 +17,22 @@ from forewarn.measure.layers import is_leaf
 from forewarn.measure.nested import nested_tensors
 from forewarn.measure.over_ranks import How, Part
 from forewarn.measure.parameters import ParameterIndex
+from forewarn.measure.peers import num_ranks
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.step import Step
 
 MAX_ROWS = 64
 """Maximum number of rows compared: 2 MFlop at a width of 512, and an effective rank of up to 63."""
 
+_MAX_SHARED = 2**18
+"""Maximum number of values, 2 MB, that ranks share to compare the rows of the whole batch."""
+
 
 class RepresentationProbe(Probe):
     """`activation/row_cosine` and `activation/effective_rank` of the last linear layer's input.
 
-    Only a whole pass shows which layer is last, so the first measured pass has no reading.
+    Only a whole pass shows which layer is last, so the first measured pass has no reading. With several ranks, each
+    gives some of the rows.
     """
 
     name = "representation"
@@ -75,9 +80,10 @@ class RepresentationProbe(Probe):
 
     def _take(self, tensor: Tensor) -> None:
         """Copy a few evenly spaced rows, from the first calls of the step: the tensor may change or be freed."""
-        num_wanted = MAX_ROWS - self._num_rows
-        if num_wanted > 0:
-            every = max(1, tensor.shape[:-1].numel() // num_wanted)
+        _, _, limit = self._places(tensor.shape[-1])
+        num_wanted = limit - self._num_rows
+        if num_wanted > 0 or not self._sample:
+            every = max(1, tensor.shape[:-1].numel() // max(1, num_wanted))
             if (array := host_array(tensor)) is not None:
                 few = array.reshape(-1, array.shape[-1])[::every][:num_wanted]
                 self._sample.append(few.astype(np.float64))
@@ -89,16 +95,41 @@ class RepresentationProbe(Probe):
 
     def collect(self, step: Step) -> Pending | None:
         sample, self._sample, self._num_rows = self._sample, [], 0
-        if not sample or sum(map(len, sample)) < 2:
+        if not sample or (sum(map(len, sample)) < 2 and self._parameter_index.rank is None):
             return None
         scope = (self._head or type(self._parameter_index.model).__name__,)
-        cosine, rank = similarity(joined(sample))
+        rows = joined(sample)
+        is_shared = self._parameter_index.rank is not None
 
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
-            yield Reading("activation/row_cosine", scope, arrays[0])
-            yield Reading("activation/effective_rank", scope, arrays[1])
+            if is_shared:
+                given = arrays[0][arrays[0][:, -1] > 0, :-1]
+                arrays = [] if len(given) < 2 else [np.float64(value) for value in similarity(given)]
+            for name, value in zip(("row_cosine", "effective_rank"), arrays, strict=False):
+                yield Reading(f"activation/{name}", scope, value)
 
-        return Pending([cosine, rank], decode, [Part(How.MEAN)] * 2)
+        def settle(arrays: Sequence[Array]) -> Pending:
+            return Pending([self._placed(arrays[0])], decode, [Part(How.SUM, f"rows {scope[0]}")])
+
+        return Pending([rows], decode, settle=settle) if is_shared else Pending(list(similarity(rows)), decode)
+
+    def _places(self, width: int) -> tuple[int, int, int]:
+        """Number of rows that all ranks compare, the first place among them of this rank's, and their number."""
+        rank = self._parameter_index.rank
+        if rank is None:
+            return MAX_ROWS, 0, MAX_ROWS
+        most, ranks = max(2, min(MAX_ROWS, _MAX_SHARED // width)), num_ranks()
+        per_rank, every = max(1, most // ranks), -(-ranks // most)
+        shards = self._parameter_index.shards
+        is_twin = shards is not None and shards.is_twin
+        return per_rank * -(-ranks // every), per_rank * (rank // every), 0 if is_twin or rank % every else per_rank
+
+    def _placed(self, rows: Array) -> Array:
+        """The rows of this rank among those of all, which are zero, with a 1 at the end of each."""
+        num, first, _ = self._places(rows.shape[1])
+        placed = np.zeros((num, rows.shape[1] + 1))
+        placed[first : first + len(rows)] = np.pad(rows, ((0, 0), (0, 1)), constant_values=1.0)
+        return placed
 
     def state_dict(self) -> dict[str, Any]:
         return {"head": self._head}
@@ -111,7 +142,8 @@ def _is_linear(name: str, module: nn.Module) -> bool:
     """Whether a module is a leaf that multiplies by a matrix rather than looking up its rows."""
     lookup = isinstance(module, nn.Embedding | nn.EmbeddingBag)
     weight = None if lookup else _stored_weight(module)
-    return weight is not None and weight.dim() == 2 and is_leaf(name, module)
+    is_matrix = weight is not None and (weight.dim() == 2 or isinstance(module, nn.Linear))  # FSDP1 keeps it flat
+    return is_matrix and is_leaf(name, module)
 
 
 def _stored_weight(module: nn.Module) -> Tensor | None:
