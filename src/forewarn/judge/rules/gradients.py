@@ -394,12 +394,7 @@ class MissingGradient(Settings):
     explains=("L104", "L105", "U101", "E102", "E103", "E105", "E106"),
     settings=MissingGradient,
     message=(
-        Message("The loss does not use {layer}", "", "the forward pass never calls it, so {scope} is not trained"),
-        Message(
-            "The loss does not use the output of {side_layer}",
-            "",
-            "the layers before it do learn, so nothing but this head is affected",
-        ),
+        Message("The loss does not use {layer}", "", "{reason}, so {scope} is not trained"),
         Message(
             "{scope} receives no gradient",
             "",
@@ -450,13 +445,15 @@ def missing_gradient(missing: Panel, outputs: Panel, settings: MissingGradient, 
         if parameter is not None and 0 in parameter.shape:
             continue
         if scope in aside:
-            yield finding(Severity.INFO, missing.last[index], 0.0, scope, side_layer=layer_of(scope))
+            reason = "its output does not reach the loss"
+            yield finding(Severity.INFO, missing.last[index], 0.0, scope, layer=layer_of(scope), reason=reason)
             continue
         if scope not in unused:
             yield finding(Severity.WARNING, missing.last[index], 0.0, scope)
             continue
         severity = Severity.WARNING if unused_size >= settings.unused_share * sizes.sum() else Severity.INFO
-        yield finding(severity, missing.last[index], 0.0, scope, layer=layer_of(scope))
+        reason = "the forward pass never calls it"
+        yield finding(severity, missing.last[index], 0.0, scope, layer=layer_of(scope), reason=reason)
 
 
 @rule(
