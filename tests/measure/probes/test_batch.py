@@ -84,6 +84,20 @@ def test_only_the_same_batch_is_a_repetition(small, watch):
     assert monitor.history.series("batch/repeated").values.tolist() == [1, 0, 0, 1]
 
 
+def test_a_step_of_several_passes_repeats_another_only_if_all_its_inputs_do(small, watch):
+    """As in a game: every one begins in the same state, and goes on in others."""
+    model, optimizer = small
+    monitor = watch(model, optimizer)
+    start, later = torch.ones(1, 4), torch.randn(3, 1, 4)
+    for state in (*later, later[2]):
+        optimizer.zero_grad()
+        loss = model(start).sum() + model(state).sum()
+        loss.backward()
+        optimizer.step()
+        monitor.step(loss)
+    assert monitor.history.series("batch/repeated").values.tolist() == [0, 0, 1]
+
+
 @pytest.mark.parametrize("log_softmax", [False, True])
 def test_the_classes_of_the_targets_show_in_the_gradient(log_softmax, watch):
     torch.manual_seed(0)

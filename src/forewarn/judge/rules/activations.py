@@ -196,7 +196,7 @@ class ExplodingActivation(Settings):
 @rule(
     "A103", "exploding-activation", reads=("activation/abs_max", "activation/nonfinite", "train/loss"),
     when=("activation/abs_max", "activation/nonfinite"), per_scope=True, keep=50,
-    explains=("L101", "L102", "L103", "L107", "L108", "G101", "G102", "G104", "A108", "M101", "M102", "M103"),
+    explains=("L101", "L102", "L103", "L107", "L108", "E107", "G101", "G102", "G104", "A108", "M101", "M102", "M103"),
     settings=ExplodingActivation,
     message=(
         Message(
@@ -401,7 +401,7 @@ def _num_outputs(scope: str, info: RunInfo) -> float:
 @rule(
     "A105", "batchnorm-in-eval", reads=("activation/batchnorm_state", "activation/mean"),
     when=("activation/batchnorm_state",), per_scope=True, hold=2, keep=100,
-    explains=("L102", "L103", "L107", "L108", "G102", "G104", "X103"),
+    explains=("L102", "L103", "L107", "L108", "E107", "G102", "G104", "X103"),
     message=Message("{scope} does not update its running statistics", "", "{cause:words}"),
     remedies=(
         for_cause(BatchNormState.IN_EVALUATION, advise(

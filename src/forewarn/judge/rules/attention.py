@@ -117,7 +117,7 @@ class AttentionLogitGrowth(LogitGrowth):
 
 @rule(
     "A107", "attention-logit-growth", reads=("attention/layer_max_logit", "attention/max_logit"), per_scope=True,
-    hold=3, keep=200, explains=("A106", "L101", "L102", "L103", "L107", "L108", "G101", "G102", "G103", "G104"),
+    hold=3, keep=200, explains=("A106", "L101", "L102", "L103", "L107", "L108", "E107", "G101", "G102", "G103", "G104"),
     settings=AttentionLogitGrowth,
     message=Message(
         "Attention logits in {scope} are too large",

@@ -28,8 +28,8 @@ class InputsNotNormalized(Settings):
     per_scope=True,
     hold=3, keep=200,
     explains=(
-        "L102", "L103", "L105", "L106", "L108", "G102", "G104", "G106", "G107", "G110", "G111", "U101", "U102", "U104",
-        "W102", "W103", "A101", "A102", "A103", "A104", "A108", "E105", "E106",
+        "L102", "L103", "L105", "L106", "L108", "E107", "G102", "G104", "G106", "G107", "G110", "G111", "U101", "U102",
+        "U104", "W102", "W103", "A101", "A102", "A103", "A104", "A108", "E105", "E106",
     ),
     settings=InputsNotNormalized,
     message=Message(
@@ -85,8 +85,8 @@ class SortedData(Settings):
     "D102", "sorted-data", reads=("batch/num_classes", "batch/middle_class", "batch/num_targets"), keep=300,
     when=("batch/num_classes",),
     explains=(
-        "L102", "L103", "L105", "L106", "L107", "L108", "G104", "G107", "U102", "U104", "A101", "A104", "E101", "E103",
-        "E104",
+        "L102", "L103", "L105", "L106", "L107", "L108", "E107", "G104", "G107", "U102", "U104", "A101", "A104", "E101",
+        "E103", "E104",
     ),
     settings=SortedData,
     message=Message(

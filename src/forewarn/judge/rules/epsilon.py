@@ -96,7 +96,7 @@ def _may_divide_by_zero(settings: None, info: RunInfo) -> Gate:
     "U113", "epsilon-underflow", reads=("gradient/global_norm", "gradient/norm"),
     when=("gradient/global_norm",), per_scope=True, keep=100,
     gate=_may_divide_by_zero,
-    explains=("L101", "L102", "L103", "L107", "L108", "G101", "U102", "W101", "W102", "A103"),
+    explains=("L101", "L102", "L103", "L107", "L108", "E107", "G101", "U102", "W101", "W102", "A103"),
     message=(
         Message(
             "The epsilon of the optimizer is zero in float16",

@@ -270,7 +270,7 @@ class GainTooHigh(Settings):
     "G111", "gain-too-high",
     reads=("gain/mean", "gain/amplification", "gradient/global_norm", "train/lr", "train/clip"),
     per_scope=True, hold=3, keep=100,
-    explains=("G102", "G104", "G110", "L102", "L103", "L107", "L108", "U102", "A108"),
+    explains=("G102", "G104", "G110", "L102", "L103", "L107", "L108", "E107", "U102", "A108"),
     settings=GainTooHigh,
     message=Message(
         "Each block amplifies gradients {value:×}",

@@ -135,7 +135,7 @@ class ExplodingGradient(Settings):
     reads=("gradient/global_norm", "gradient/norm", "train/loss", "train/loss_level", "update/separate_losses"),
     when=("gradient/global_norm",), per_scope=True, keep=50,
     gate=lambda settings, _info: Outside(high=settings.warning),
-    explains=("L101", "L102", "L107", "L108", "G101", "U102", "U104", "M102", "M103"),
+    explains=("L101", "L102", "L107", "L108", "E107", "G101", "U102", "U104", "M102", "M103"),
     settings=ExplodingGradient,
     message=(
         Message(
@@ -312,7 +312,7 @@ class GradientSpike(Spike):
         history.baseline("gradient/global_norm", settings).lasting > 0
     ),
     lookahead=lambda settings, _info: lambda metric, upcoming: upcoming.outliers(metric, settings),
-    explains=("L102", "L107", "L108", "G102", "U102", "U104"),
+    explains=("L102", "L107", "L108", "E107", "G102", "U102", "U104"),
     settings=GradientSpike,
     message=Message(
         "The gradient norm is {ratio:×} its usual level",
@@ -459,8 +459,9 @@ def missing_gradient(missing: Panel, outputs: Panel, settings: MissingGradient, 
 @rule(
     "G109", "accumulating-gradient", reads=("gradient/residual_norm", "gradient/global_norm"), hold=3, keep=100,
     explains=(
-        "L101", "L102", "L103", "L104", "L106", "L107", "L108", "G102", "G104", "G106", "G107", "G110", "G111", "U102",
-        "U104", "U115", "W102", "W104", "A101", "A102", "A103", "A104", "A106", "A107", "A108", "E102", "E103", "E104",
+        "L101", "L102", "L103", "L104", "L106", "L107", "L108", "E107", "G102", "G104", "G106", "G107", "G110", "G111",
+        "U102", "U104", "U115", "W102", "W104", "A101", "A102", "A103", "A104", "A106", "A107", "A108", "E102", "E103",
+        "E104",
     ),
     message=Message(
         "Gradients pile up: `zero_grad()` is missing",

@@ -261,7 +261,7 @@ def _upcoming_rises(metric: str, upcoming: Upcoming, settings: LossDivergence) -
         history.is_rising("train/loss", settings.window) or history.is_rising("train/loss", settings.slow_window)
     ),
     lookahead=lambda settings, _info: lambda metric, upcoming: _upcoming_rises(metric, upcoming, settings),
-    explains=("L101", "L102", "L107", "L108", "G102", "G104", "A104", "A108", "M102", "M103"),
+    explains=("L101", "L102", "L107", "L108", "E107", "G102", "G104", "A104", "A108", "M102", "M103"),
     settings=LossDivergence,
     message=Message(
         "The training loss keeps rising",

@@ -32,8 +32,8 @@ class PlayersApart(Settings):
     reads=("monitor/update_ratio_median", "update/ratio", "update/separate_losses"),
     when=("monitor/update_ratio_median",), per_scope=True, hold=3, keep=200,
     explains=(
-        "L101", "L102", "L103", "L104", "L105", "L106", "L107", "L108", "G101", "G102", "G103", "G104", "G106", "G107",
-        "U102", "U103", "U104", "W102", "A101", "A102", "A103", "A104",
+        "L101", "L102", "L103", "L104", "L105", "L106", "L107", "L108", "E107", "G101", "G102", "G103", "G104", "G106",
+        "G107", "U102", "U103", "U104", "W102", "A101", "A102", "A103", "A104",
     ),
     settings=PlayersApart,
     message=Message(

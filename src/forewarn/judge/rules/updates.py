@@ -92,8 +92,8 @@ class UpdateRatioHigh(Settings):
     ),
     when=("update/ratio", "monitor/update_ratio_median"), per_scope=True, hold=3, keep=100,
     explains=(
-        "L101", "L102", "L103", "L106", "L107", "L108", "G101", "G102", "G103", "G104", "G105", "G106", "G107", "G110",
-        "G111", "U101", "U103", "W101", "W102", "W104",
+        "L101", "L102", "L103", "L106", "L107", "L108", "E107", "G101", "G102", "G103", "G104", "G105", "G106", "G107",
+        "G110", "G111", "U101", "U103", "W101", "W102", "W104",
         "A101", "A102", "A103", "A104", "A106", "A107", "A108", "M102", "M103",
     ),
     settings=UpdateRatioHigh,
@@ -350,8 +350,8 @@ def _raised(metric: str, upcoming: Upcoming, factor: float) -> Bools | None:
     ),
     lookahead=lambda settings, _info: lambda metric, upcoming: _raised(metric, upcoming, settings.factor),
     explains=(
-        "L101", "L102", "L103", "L106", "L107", "L108", "G101", "G102", "G103", "G104", "G105", "G106", "G107", "G110",
-        "G111", "U101", "U102", "U103", "W101", "W102", "W103", "W104",
+        "L101", "L102", "L103", "L106", "L107", "L108", "E107", "G101", "G102", "G103", "G104", "G105", "G106", "G107",
+        "G110", "G111", "U101", "U102", "U103", "W101", "W102", "W103", "W104",
         "A101", "A102", "A103", "A104", "A106", "A107", "A108", "M102", "M103",
     ),
     settings=UpdateRatioJump,

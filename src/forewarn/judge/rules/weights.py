@@ -75,8 +75,8 @@ class WeightNormSpike(Settings):
     "W102", "weight-norm-spike", reads=("weight/norm", "update/frozen_cause"), when=("weight/norm",), per_scope=True,
     keep=100,
     explains=(
-        "L101", "L102", "L103", "L107", "L108", "G102", "G104", "G106", "G110", "G111", "W103", "A102", "A103", "A106",
-        "A107", "A108", "M102", "M103",
+        "L101", "L102", "L103", "L107", "L108", "E107", "G102", "G104", "G106", "G110", "G111", "W103", "A102", "A103",
+        "A106", "A107", "A108", "M102", "M103",
     ),
     settings=WeightNormSpike,
     message=Message(
@@ -273,8 +273,8 @@ class WeightDecayDominates(Settings):
     ),
     when=("monitor/update_ratio_median",), per_scope=True, hold=3, keep=100,
     explains=(
-        "L103", "L104", "L105", "L107", "L108", "G103", "G105", "G106", "G107", "U102", "U103", "U104", "W103", "W104",
-        "A101", "A104", "E102", "E103", "E105", "E106",
+        "L103", "L104", "L105", "L107", "L108", "E107", "G103", "G105", "G106", "G107", "U102", "U103", "U104", "W103",
+        "W104", "A101", "A104", "E102", "E103", "E105", "E106",
     ),
     settings=WeightDecayDominates,
     message=Message(

@@ -62,20 +62,22 @@ class BatchProbe(Probe):
         """For these modules and this layer."""
         self._layer = ""
         self._scale: Numbers | None = None
-        self._print: Numbers | None = None
+        self._prints: list[Numbers] = []
+        """Of the inputs of every pass of the step: a game has many, and often begins all in the same state."""
+        self._was_given = False
         self._before: tuple[float, ...] = ()
         self._targets: Numbers | None = None
 
     def give(self, inputs: Any, targets: Any) -> None:
         """Keep what identifies the inputs and counts the targets of the step that ends next."""
         if (tensor := _first(inputs)) is not None:
-            self._print = _fingerprint(tensor)
+            self._prints, self._was_given = [_fingerprint(tensor)], True
         if (tensor := _first(targets)) is not None and not tensor.is_floating_point():
             self._targets = count_targets(tensor)
 
     def inputs_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._print is None and (tensor := _first((args, kwargs))) is not None:
-            self._print = _fingerprint(tensor)
+        if not self._was_given and (tensor := _first((args, kwargs))) is not None:
+            self._prints.append(_fingerprint(tensor))
 
     def module_taps(self) -> Sequence[ModuleTap]:
         modules = hookable_modules(self._model)
@@ -97,9 +99,10 @@ class BatchProbe(Probe):
         return entered
 
     def collect(self, step: Step) -> Pending | None:
-        scale, fingerprint, targets = self._scale, self._print, self._targets
+        scale, fingerprint, targets = self._scale, _sum(self._prints), self._targets
         layer = self._layer
-        self._scale = self._print = self._targets = None
+        self._scale = self._targets = None
+        self._prints, self._was_given = [], False
         if not step.measured:
             return None
         step.provide(GivenTargets(targets is not None))
@@ -183,6 +186,13 @@ def target_readings(counted: Array) -> Iterator[Reading]:
         summary[2] = np.searchsorted(np.cumsum(of_classes), summary[0] // 2, side="right")
     for name, value in zip(("num_targets", "num_classes", "middle_class"), summary, strict=True):
         yield Reading(f"batch/{name}", ONE, value)
+
+
+def _sum(prints: Sequence[Numbers]) -> Numbers | None:
+    """The fingerprint of several batches together; None if they are not on one device."""
+    if len({(type(one), getattr(one, "device", None)) for one in prints}) != 1:
+        return None
+    return sum(prints[1:], prints[0])
 
 
 def _first(given: Any) -> Tensor | None:

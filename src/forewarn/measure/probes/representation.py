@@ -104,7 +104,7 @@ class RepresentationProbe(Probe):
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             if is_shared:
                 given = arrays[0][arrays[0][:, -1] > 0, :-1]
-                arrays = [] if len(given) < 2 else [np.float64(value) for value in similarity(given)]
+                arrays = [] if len(given) < 2 else [np.array(value) for value in similarity(given)]
             for name, value in zip(("row_cosine", "effective_rank"), arrays, strict=False):
                 yield Reading(f"activation/{name}", scope, value)
 
