@@ -64,6 +64,7 @@ def command(
     from forewarn.cli.terminal import Failure, busy, from_run, loaded_rules, print_json, show
     from forewarn.cli.verdict import as_json, as_summary, as_text
     from forewarn.config import Config
+    from forewarn.judge.coverage import coverage
     from forewarn.judge.diagnosis import replay
     from forewarn.store import ResumedError
 
@@ -79,34 +80,37 @@ def command(
             raise
         except (TypeError, ValueError) as error:
             raise Failure(f"{run} cannot be judged: {error}") from error
+        covered = coverage(stored, settings.rule_set(rules)) if stored.info.imported_from else None
         if wants_json and is_alone:
-            print_json(as_json(stored, diagnosis))
+            print_json(as_json(stored, diagnosis, covered))
         elif wants_json:
-            answered.append(as_json(stored, diagnosis))
+            answered.append(as_json(stored, diagnosis, covered))
+        elif is_alone:
+            show(as_text(stored, diagnosis, rule_modules, covered))
         else:
-            show((as_text if is_alone else as_summary)(stored, diagnosis, rule_modules))
+            show(as_summary(stored, diagnosis, rule_modules))
         return diagnosis.exit_code
 
     if not is_log(run):
         ctx.exit(from_run(run, judged))
     given, codes = answers(pairs), []
     answered: list[dict[str, Any]] = []
-    found = logs_at(run)
-    for log in found:
+    logs = logs_at(run)
+    for log in logs:
 
         def of_log(stored: Run, log: FoundLog = log) -> int:
             stored.path = log.path
-            return judged(stored, is_alone=len(found) == 1)
+            return judged(stored, is_alone=len(logs) == 1)
 
         try:
             with temporary_run(log, given) as imported:
                 codes.append(from_run(imported.path, of_log))
         except Failure as failure:
-            if len(found) == 1:
+            if len(logs) == 1:
                 raise
             click.echo(f"{title(log)}: {failure.format_message()}", err=True)
             codes.append(Failure.exit_code)
-    if len(found) > 1 and wants_json:
+    if len(logs) > 1 and wants_json:
         print_json(answered)
     ctx.exit(max(codes))
 

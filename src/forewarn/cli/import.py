@@ -55,14 +55,14 @@ def command(path: Path, out: Path | None, pairs: tuple[str, ...]) -> None:
         except (RunError, OSError) as error:
             raise Failure(str(error)) from error
         raise Failure(f"{path} is a run of forewarn already: forewarn check {path}")
-    found = logs_at(path)
-    if len(found) == 1:
-        show(_told(imported(found[0], out or Path("runs") / _name(found[0]), given)))
+    logs = logs_at(path)
+    if len(logs) == 1:
+        show(_told(imported(logs[0], out or Path("runs") / _name(logs[0]), given)))
         return
     runs: list[ImportedRun] = []
     failures: list[str] = []
-    with progress(len(found)) as tell:
-        for log, target in zip(found, _targets(path, found, out or Path("runs")), strict=True):
+    with progress(len(logs)) as tell:
+        for log, target in zip(logs, _targets(path, logs, out or Path("runs")), strict=True):
             tell(title(log))
             try:
                 runs.append(imported(log, target, given))
@@ -85,12 +85,12 @@ def _name(log: FoundLog) -> str:
     return re.sub(r"[^\w.\-]+", "_", own).strip("._") or "imported"
 
 
-def _targets(path: Path, found: list[FoundLog], out: Path) -> list[Path]:
+def _targets(path: Path, logs: list[FoundLog], out: Path) -> list[Path]:
     """A directory for each log below `out`, named by its place in the folder."""
     import re
 
     targets: list[Path] = []
-    for log in found:
+    for log in logs:
         place = log.path.relative_to(path) if log.path != path else Path(_name(log))
         words = "_".join(place.with_suffix("").parts if log.path.is_file() else place.parts)
         if log.name and log.path != path:

@@ -64,15 +64,15 @@ def as_run(path: Path) -> Iterator[Path]:
     if not is_log(path):
         yield path
         return
-    found = logs_at(path)
-    if len(found) > 1:
-        names = [title(log) for log in found[:_MOST_LISTED]]
-        rest = f" and {len(found) - _MOST_LISTED} more" if len(found) > _MOST_LISTED else ""
+    logs = logs_at(path)
+    if len(logs) > 1:
+        names = [title(log) for log in logs[:_MOST_LISTED]]
+        rest = f" and {len(logs) - _MOST_LISTED} more" if len(logs) > _MOST_LISTED else ""
         raise Failure(
-            f"{path} holds the logs of {len(found)} runs: {', '.join(names)}{rest}; name one of them, or import them "
+            f"{path} holds the logs of {len(logs)} runs: {', '.join(names)}{rest}; name one of them, or import them "
             "with forewarn import"
         )
-    with temporary_run(found[0]) as imported:
+    with temporary_run(logs[0]) as imported:
         yield imported.path
 
 

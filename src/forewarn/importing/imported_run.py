@@ -197,6 +197,8 @@ def _epochs(
     """What `monitor.end_epoch` records, at each evaluation that ends an epoch."""
     ends = _ends_of_epochs(evaluation, log)
     before, last_end = math.nan, -1
+    follows_every_step = loss is not None and loss.cadence == 1 and not info.start_is_averaged
+    course = LossCourse()
     for number, index in enumerate(ends, 1):
         step, time = int(evaluation.steps[index]), float(evaluation.times[index])
         validation = float(evaluation.values[index])
@@ -205,12 +207,22 @@ def _epochs(
             inside = loss.values[(loss.steps > last_end) & (loss.steps <= step)]
             inside = inside[np.isfinite(inside)]
             train = float(np.float32(inside.astype(np.float64).mean())) if len(inside) else math.nan
+        course.begin_epoch()
+        if loss is not None and follows_every_step:
+            for value in loss.values[(loss.steps > last_end) & (loss.steps <= step)].tolist():
+                course.add(value)
         readings = {
             "evaluation/epoch": float(number),
             EPOCH_LOSS: train,
             "evaluation/improvement_rate": improvement(before, validation),
             "evaluation/train_val_gap": gap(train, validation),
         }
+        if follows_every_step and math.isfinite(course.end):
+            readings |= {
+                "evaluation/start_loss": course.start,
+                "evaluation/end_loss": course.end,
+                "evaluation/peak_loss": course.peak,
+            }
         if math.isfinite(validation):
             before = validation
         last_end = step

@@ -66,15 +66,15 @@ def find_logs(path: Path) -> list[FoundLog]:
         mode = os.stat(path).st_mode
         if not stat.S_ISDIR(mode):
             return _in_file(path)
-        found = _in_folder(path)
+        logs = _in_folder(path)
     except OSError as error:
         raise LogError(f"{path} cannot be read: {error.strerror or error}") from error
-    if not found:
+    if not logs:
         raise LogError(
             f"{path} holds neither a run of forewarn nor a log that it can read: TensorBoard, W&B, MLflow, Hugging "
             "Face, Lightning, CSV, JSON lines or console output"
         )
-    return found
+    return logs
 
 
 def _in_file(path: Path) -> list[FoundLog]:
@@ -102,12 +102,12 @@ def _in_file(path: Path) -> list[FoundLog]:
 
 
 def _in_folder(top: Path) -> list[FoundLog]:
-    found: list[FoundLog] = []
+    logs: list[FoundLog] = []
     for folder, names in _folders(top):
-        found += _of_folder(folder, names)
-        if len(found) > MOST_LOGS:
+        logs += _of_folder(folder, names)
+        if len(logs) > MOST_LOGS:
             raise LogError(f"{top} holds more than {MOST_LOGS:,} logs; name one of them")
-    return sorted(_without_copies(found), key=lambda log: (str(log.path), log.name))
+    return sorted(_without_copies(logs), key=lambda log: (str(log.path), log.name))
 
 
 def _of_folder(folder: Path, names: Sequence[str]) -> Iterator[FoundLog]:
@@ -136,11 +136,11 @@ def _of_folder(folder: Path, names: Sequence[str]) -> Iterator[FoundLog]:
                 yield _of_console(path)
 
 
-def _without_copies(found: list[FoundLog]) -> Iterator[FoundLog]:
+def _without_copies(logs: list[FoundLog]) -> Iterator[FoundLog]:
     """The logs without those that another one holds: older checkpoints, and what a trainer's own loggers wrote."""
     newest: dict[Path, FoundLog] = {}
     owners: list[Path] = []
-    for log in found:
+    for log in logs:
         if log.tool == trainer_state.TOOL:
             output = log.path.parent if log.path.name.startswith("checkpoint-") else log.path
             owners.append(output)
@@ -149,7 +149,7 @@ def _without_copies(found: list[FoundLog]) -> Iterator[FoundLog]:
         elif log.tool == wandb_files.TOOL:
             owners.append(log.path if log.path.is_dir() else log.path.parent)
     yield from newest.values()
-    for log in found:
+    for log in logs:
         is_copy = any(owner in log.path.parents for owner in owners)
         if log.tool != trainer_state.TOOL and (log.tool == wandb_files.TOOL or not is_copy):
             yield log

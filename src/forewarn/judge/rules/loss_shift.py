@@ -160,7 +160,8 @@ def loss_shift(
     bound = best + max(least, settings.rise * abs(best))
     if not (now > bound and gain > settings.fallen * abs(best)):
         return None
-    if not is_ahead and not np.quantile(loss.series().finite(_LEVEL_LOSSES), _LOWER_QUARTILE) > best:
+    least_low = best if loss.series().cadence == 1 else bound  # losses that were logged now and then make noisy levels
+    if not is_ahead and not np.quantile(loss.series().finite(_LEVEL_LOSSES), _LOWER_QUARTILE) > least_low:
         return None
     lost = (now - best) / gain
     severity = Severity.CRITICAL if lost >= settings.critical else Severity.WARNING
