@@ -16,7 +16,7 @@ from typing import NamedTuple
 from forewarn.importing.log import Log, lines_of
 from forewarn.importing.step_counter import StepCounter
 
-TOOL = "console log"
+TOOL = "console output"
 
 _MOST_CHARACTERS = 4000
 """Longer lines are no lines for people."""
@@ -38,7 +38,7 @@ _UNIT_OF_NAME = re.compile(r"\((ms|s|sec)\)\W*$")
 _EDGES = " :=-/#*>@\t'\""
 _STEPS = ("step", "global step", "global_step", "iteration", "iter", "itr", "update", "num_updates", "train step")
 """Names of steps, best first."""
-_VALIDATION = re.compile(r"^(validation|val|valid|eval|evaluation|test)\b", re.IGNORECASE)
+_VALIDATION = re.compile(r"^(valid\w*|val|eval\w*|test)\b", re.IGNORECASE)
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
 
 

@@ -33,7 +33,6 @@ _MOST_LEVELS = 128
 _EPOCH = ("epoch", "train/epoch", "epochs")
 _NEAR = 1e-3
 """How far an epoch may be from a whole number at its end."""
-_WHOLE = ("",)
 _ROWS_PER_FLUSH = 2_000
 
 _Steps = NDArray[np.int64]
@@ -303,9 +302,29 @@ class _Rows:
         return layout
 
 
+def _aligned(courses: Sequence[_Course]) -> list[_Course]:
+    """The courses so that all scopes of a metric have the same steps; NaN where a log left one out, as many do NaN."""
+    steps: dict[str, _Steps] = {}
+    for course in courses:
+        metric = course.place.metric
+        steps[metric] = np.union1d(steps[metric], course.steps) if metric in steps else course.steps
+    aligned = []
+    for course in courses:
+        union = steps[course.place.metric]
+        if len(union) > len(course.steps):
+            places = np.searchsorted(union, course.steps)
+            times, values = np.full(len(union), np.nan), np.full(len(union), np.nan, np.float32)
+            times[places], values[places] = course.times, course.values
+            course = _Course(course.place, union, times, values)
+        aligned.append(course)
+    return aligned
+
+
 def _rows(courses: Sequence[_Course]) -> _Rows:
     order = {metric.name: place for place, metric in enumerate(catalogue_of(RunInfo()).metrics)}
-    ranked = sorted(courses, key=lambda course: (order.get(course.place.metric, len(order)), course.place.metric))
+    ranked = sorted(
+        _aligned(courses), key=lambda course: (order.get(course.place.metric, len(order)), course.place.metric)
+    )
     steps = np.concatenate([course.steps for course in ranked])
     owners = np.repeat(np.arange(len(ranked)), [len(course.steps) for course in ranked])
     sequence = np.lexsort((owners, steps))

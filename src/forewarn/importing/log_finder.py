@@ -50,10 +50,10 @@ class FoundLog:
             self._read(log)
         except (LogError, OSError, RecursionError, MemoryError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise LogError(f"{self.path} cannot be read as a log of {self.tool}: {reason}") from error
+            raise LogError(f"{self.path} cannot be read ({self.tool}): {reason}") from error
         if not log.tracks:
             reason = log.notes[0] if log.notes else "it holds no numbers with a step"
-            raise LogError(f"{self.path} cannot be read as a log of {self.tool}: {reason}")
+            raise LogError(f"{self.path} cannot be read ({self.tool}): {reason}")
         return log
 
 

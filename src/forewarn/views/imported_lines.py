@@ -28,7 +28,7 @@ _NOTE = "note"
 def imported_part(run: Run) -> RenderableType:
     """Where the run comes from, how often its tool logged, and what was noted when it was read."""
     tool, often = run.info.imported_from, list(_cadences(run))
-    told = f"from a log of {tool}: {', '.join(often)}" if often else f"from a log of {tool}"
+    told = f"read from {tool}: {', '.join(often)}" if often else f"read from {tool}"
     notes = _notes(run)
     lines = [Text(f"· {literal(note)}", style="yellow") for note in notes[:_MOST_NOTES]]
     if len(notes) > _MOST_NOTES:
