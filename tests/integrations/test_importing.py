@@ -26,7 +26,7 @@ def falling(step):
 
 
 def rising(step):
-    return falling(step) + (3.0 if step >= 400 else 0.0)
+    return falling(step) + (3.0 if step >= 250 else 0.0)
 
 
 def imported(log, folder):
@@ -58,7 +58,7 @@ import math, sys, wandb
 run = wandb.init(mode="offline", dir=sys.argv[1], config={"lr": 1e-3, "name": "x"})
 fault = sys.argv[2] == "faulty"
 for step in range(0, 600, 10):
-    loss = 1.0 + 2.0 * math.exp(-step / 150) + 0.02 * math.sin(7 * step) + (3.0 if fault and step >= 400 else 0.0)
+    loss = 1.0 + 2.0 * math.exp(-step / 150) + 0.02 * math.sin(7 * step) + (3.0 if fault and step >= 250 else 0.0)
     run.log({"train/loss": loss, "lr": 1e-3, "table": {"a": step}, "text": "x" * 3000,
              "histogram": wandb.Histogram([1, 2, 3])}, step=step)
 run.finish()
