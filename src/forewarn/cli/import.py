@@ -118,8 +118,11 @@ def _told(run: ImportedRun) -> RenderableType:
     title = Text.assemble(
         (short(str(run.path)), "bold"), f"  from {run.tool}: {run.num_readings:,} readings at {run.num_steps:,} steps"
     )
-    renamed = [(spelled_out(place.metric, place.scope), name) for name, place in run.names.items()
-               if place.metric != name and not place.metric.startswith("logged/")]  # fmt: skip
+    renamed = [
+        (place.metric if place.scope in ("", "0") else spelled_out(place.metric, place.scope), name)
+        for name, place in run.names.items()
+        if place.metric != name and not place.metric.startswith("logged/")
+    ]
     table = Table.grid(padding=(0, 2))
     for metric, name in renamed[:MOST_NAMES]:
         table.add_row(Text(f"  {short(metric)}"), Text(f"from {short(name)}", style="dim"))

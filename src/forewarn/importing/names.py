@@ -111,8 +111,11 @@ def naming_of(log: Log, given: Mapping[str, str]) -> Naming:
             taken[identity] = name
             naming.places[name] = place
     for winner, names in losers.items():
-        metric = naming.places[winner].metric
-        naming.notes.append(f"{metric} is {winner!r}; {_some(names)} would fit too: choose with --map NAME={metric}")
+        metric, enough = naming.places[winner].metric, len(log.tracks[winner]) / 2
+        if close := [name for name in names if len(log.tracks[name]) >= enough]:
+            naming.notes.append(
+                f"{metric} is {winner!r}; {_some(close)} would fit too: choose with --map NAME={metric}"
+            )
     used = set(taken)
     for name in log.tracks:
         if name not in naming.places and not _NOT_TO_KEEP.fullmatch(name.lower()):

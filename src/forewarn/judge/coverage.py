@@ -101,6 +101,8 @@ def _too_few(rules: list[Rule], counts: Mapping[str, int], rule_set: RuleSet) ->
     for rule in rules:
         metric, least = needed.get(rule.code, ("", 0))
         if 0 < counts.get(metric, 0) < least:
-            factor = per_level if metric == "train/loss_level" else 1.0  # in losses, as people count
-            too_few.append(TooFew(rule, round(factor * counts[metric]), round(factor * least)))
+            if metric == "train/loss_level":  # in losses, as people count
+                too_few.append(TooFew(rule, counts.get("train/loss", 0), round(per_level * least)))
+            else:
+                too_few.append(TooFew(rule, counts[metric], least))
     return too_few
