@@ -120,6 +120,27 @@ def test_torchtitan_prints_what_is_judged(tmp_path, forewarn):
     assert codes(checked(forewarn, LOGS / "torchtitan.log")) == set()
 
 
+def test_nanogpt_prints_what_is_judged(tmp_path, forewarn):
+    """The file was printed by `train.py` of nanoGPT (3adf61e), on a small text."""
+    with run_of(LOGS / "nanogpt.log", tmp_path) as run:
+        series = run.series("train/loss")
+        assert series.steps.tolist() == list(range(0, 700, 10))
+        assert series.values[[0, 1]].tolist() == [np.float32(4.8285), np.float32(4.6507)]
+        assert run.series("eval/loss").steps.tolist() == list(range(0, 700, 100))
+        assert run.series("speed/step_seconds").values[0] == np.float32(6.18646)
+    answer = checked(forewarn, LOGS / "nanogpt.log")
+    assert codes(answer) == set()
+    assert answer["verdict"] == "healthy"
+
+
+def test_a_run_of_nanogpt_that_diverged_is_critical(forewarn):
+    """The same script at a learning rate of 30: its loss rises to 1e9, and is NaN from step 23 on."""
+    answer = checked(forewarn, LOGS / "nanogpt-diverged.log")
+    assert codes(answer) == {"L101"}
+    assert answer["alerts"][0]["since"] == 23
+    assert answer["exit_code"] == 2
+
+
 PRINTED = {
     "torchtitan": (
         "[titan] 2026-03-01 12:00:00,123 - root - INFO - \x1b[31mstep: 20  \x1b[32mloss:  8.12340  "

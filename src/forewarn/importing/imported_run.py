@@ -31,6 +31,8 @@ _LEAST_PER_LEVEL = 4
 _MOST_LEVELS = 128
 """A log with more levels than this has more losses in each, up to the usual number: they are less noisy then."""
 _EPOCH = ("epoch", "train/epoch", "epochs")
+_MOST_FILLED = 4
+"""How many times the readings of a metric may become with those that its log left out."""
 _NEAR = 1e-3
 """How far an epoch may be from a whole number at its end."""
 _ROWS_PER_FLUSH = 2_000
@@ -303,14 +305,21 @@ class _Rows:
 
 
 def _aligned(courses: Sequence[_Course]) -> list[_Course]:
-    """The courses so that all scopes of a metric have the same steps; NaN where a log left one out, as many do NaN."""
-    steps: dict[str, _Steps] = {}
+    """The courses so that all scopes of a metric have the same steps; NaN where a log left one out, as many do NaN.
+
+    A metric whose scopes hardly share a step stays as it is: filling it up would take far more memory than the log.
+    """
+    members: dict[str, list[_Steps]] = {}
     for course in courses:
-        metric = course.place.metric
-        steps[metric] = np.union1d(steps[metric], course.steps) if metric in steps else course.steps
+        members.setdefault(course.place.metric, []).append(course.steps)
+    unions: dict[str, _Steps] = {}
+    for metric, steps in members.items():
+        union = np.unique(np.concatenate(steps)) if len(steps) > 1 else steps[0]
+        if len(union) * len(steps) <= _MOST_FILLED * sum(map(len, steps)):
+            unions[metric] = union
     aligned = []
     for course in courses:
-        union = steps[course.place.metric]
+        union = unions.get(course.place.metric, course.steps)
         if len(union) > len(course.steps):
             places = np.searchsorted(union, course.steps)
             times, values = np.full(len(union), np.nan), np.full(len(union), np.nan, np.float32)

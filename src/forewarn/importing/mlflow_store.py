@@ -51,6 +51,7 @@ def runs_in(database: Path) -> list[tuple[str, str]]:
     """The id and name of each run that is not deleted, oldest first. Raises LogError if it is not MLflow's."""
     with closing(_connection(database)) as connection:
         try:
+            ReadLimits(connection, database)
             rows = connection.execute(
                 "SELECT run_uuid, name FROM runs WHERE lifecycle_stage = 'active' ORDER BY start_time LIMIT ?",
                 [_MOST_RUNS],
@@ -63,9 +64,8 @@ def runs_in(database: Path) -> list[tuple[str, str]]:
 def read_database(database: Path, run: str, log: Log) -> None:
     """Add the metrics of one run."""
     with closing(_connection(database)) as connection:
-        limits = ReadLimits(connection, database)
         try:
-            limits.begin(connection)
+            limits = ReadLimits(connection, database)
             query = (
                 "SELECT key, value, timestamp, step, is_nan FROM metrics WHERE run_uuid = ? ORDER BY timestamp, step"
             )

@@ -27,6 +27,8 @@ _GROUPS: Mapping[str, tuple[str, str]] = {
     "evaluation/*": ("the loss of every step", "log `loss` every step, from the first"),
 }
 """By the metric that is missing: what that is, and what to do. Anything else is what no other tool logs."""
+_MOST_PER_LEVEL = 32
+"""Number of losses in a level, if every step was logged."""
 _NOT_ABOUT_TRAINING = (Family.MONITOR, Family.METRICS)
 
 
@@ -96,7 +98,8 @@ def _too_few(rules: list[Rule], counts: Mapping[str, int], rule_set: RuleSet) ->
         "L105": ("train/loss_level", settings(LossNotStarting).levels + 1),
         "G104": ("gradient/global_norm", settings(GradientSpike).minimum + 1),
     }
-    per_level = max(1.0, counts.get("train/loss", 0) / max(1, counts.get("train/loss_level", 0) - 1))
+    per_level = counts.get("train/loss", 0) / max(1, counts.get("train/loss_level", 0) - 1)
+    per_level = min(max(1.0, per_level), _MOST_PER_LEVEL)
     too_few = []
     for rule in rules:
         metric, least = needed.get(rule.code, ("", 0))
