@@ -18,6 +18,7 @@ from torch import nn
 import forewarn
 from forewarn.cli import cli
 from forewarn.metrics import FAMILIES, find
+from tests.importing import small_logs
 from tests.page_runs import built
 
 __all__ = ["built"]  # a fixture
@@ -62,6 +63,20 @@ class Demo(nn.Module):
         return self.layer(self.blocks[0]["mlp"]["output"](batch)).square().mean()
 
 
+def make_logs(folder: Path) -> None:
+    """The logs of other tools that docs/import.md names."""
+    places = {
+        "outputs": small_logs.trainer_state, "runs/tb": small_logs.event_file, "wandb/offline": small_logs.wandb_file,
+        "lightning_logs/version_0": small_logs.csv_file, ".": small_logs.mlflow_database,
+    }  # fmt: skip
+    for name, make in places.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        make(folder / name)
+    (folder / "lightning_logs/version_0/log.csv").rename(folder / "lightning_logs/version_0/metrics.csv")
+    small_logs.console_output(folder)
+    (folder / "train.csv").write_text("step,nll,heldout\n" + "".join(f"{step},2.0,2.5\n" for step in range(50)))
+
+
 @pytest.fixture
 def place(tmp_path, monkeypatch, built):
     """A folder with a finished run `runs/demo` in it, and a copy of that."""
@@ -82,6 +97,7 @@ def place(tmp_path, monkeypatch, built):
         Path(name).write_text(code)
         monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
+    make_logs(tmp_path)
     # Docs show W&B beside the monitor; `benchmarks.named_faults` runs the same code with the real package.
     run = SimpleNamespace(log=lambda values: None, finish=lambda: None)
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda project, mode: run))

@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "store": LOW,
     "judge": LOW | {"store"},
     "config": LOW | {"measure", "judge", "policy"},
+    "importing": LOW | {"config", "measure", "store", "judge"},
     "act": LOW | {"config", "measure", "judge", "policy"},
     "views": LOW | {"store", "judge", "config"},
     "snapshots": LOW | {"config", "measure", "store", "judge"},
@@ -56,7 +57,7 @@ SHOW_THEMSELVES = {"types.py", "store/reader.py"}
 
 TORCH_FREE = {
     "codec", "files", "types", "settings", "histograms", "catalogue", "metrics", "plan", "policy", "config", "judge",
-    "store", "views", "cli", "random_states", "standing", "suggestions", "rows", "__init__", "__main__",
+    "store", "importing", "views", "cli", "random_states", "standing", "suggestions", "rows", "__init__", "__main__",
 }  # fmt: skip
 
 

@@ -18,6 +18,8 @@ RECOVERED = "recovered"
 TOO_EARLY = "too early to tell"
 NO_ALERTS = "no alerts"
 RUNNING, STALLED, COMPLETED, FAILED, INTERRUPTED = "running", "stalled", "completed", "failed", "interrupted"
+IMPORTED = "imported"
+"""The state of a run that was read from another tool's log; how its training ended is unknown."""
 _NEVER_CLOSED = ("not closed", "not started")
 """What is recorded for a run that the program left without closing it."""
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Failure)\b")
@@ -77,6 +79,8 @@ def run_state(end: str | None, updated: float) -> str:
     if end is None:
         silence = time.time() - updated
         return INTERRUPTED if silence > SILENT_SECONDS else STALLED if silence > STALLED_SECONDS else RUNNING
+    if end == IMPORTED:
+        return IMPORTED
     if end.startswith(("KeyboardInterrupt", "interrupted", "SystemExit")):
         return INTERRUPTED
     return FAILED if end in _NEVER_CLOSED or _EXCEPTION.match(end) else COMPLETED

@@ -296,10 +296,21 @@ class RunInfo(Noun):
     """Rules that judged the run live; empty in runs of earlier versions."""
     probe_metrics: tuple[Mapping[str, Any], ...] = ()
     """The metrics that the user's own probes declared, as plain values."""
+    imported_from: str = ""
+    """The tool whose log the run was read from; empty if forewarn watched it."""
+    first_step: int = 0
+    """The step with which the run begins; 0 in a run that was watched. The first reading of a log may be later."""
+    step_is_epoch: bool = False
+    """Whether a step of an imported run is a whole epoch, because its log counts nothing smaller."""
 
     @property
     def depth(self) -> int:
         return len(self.blocks)
+
+    @property
+    def start_is_averaged(self) -> bool:
+        """Whether the first loss may be a mean over several steps, or come after some, so that it hides their fall."""
+        return self.first_step > 1 or self.step_is_epoch
 
 
 @dataclass(frozen=True, slots=True)

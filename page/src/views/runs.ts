@@ -129,7 +129,7 @@ export function runsView(open: (run: string) => void, openCompared: (runs: strin
           h("td", { class: "spark" }, row.error ? "" : sparkOf(row)),
           h("td", { class: "number" }, row.loss_words),
           h("td", { class: "number" }, count(row.num_steps)),
-          h("td", {}, row.state, row.updated !== null && h("small", {}, ago(Date.now() / 1000 - row.updated))),
+          h("td", {}, row.state, !!row.updated && h("small", {}, ago(Date.now() / 1000 - row.updated))),
           h("td", {}, notes),
         );
       }),

@@ -36,6 +36,7 @@ SECTIONS = {
     },
     "Judge a run": {
         "check": "forewarn check runs/demo",
+        "import": "forewarn import outputs/trainer_state.json",
         "forecast": "forewarn forecast runs/demo --target 1.5",
         "replay": "forewarn replay runs/mine --model train:make_model",
     },

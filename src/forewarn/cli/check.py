@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from forewarn.cli.option_groups import rules_option
+from forewarn.cli.other_logs import map_option
 
 if TYPE_CHECKING:
     from forewarn.config import Config
+    from forewarn.importing import FoundLog
     from forewarn.judge.registry import Rule
     from forewarn.store import Run
 
@@ -22,15 +24,24 @@ if TYPE_CHECKING:
     "--config", "config_path", type=click.Path(path_type=Path), metavar="TOML",
     help="Judge with the settings in this TOML file instead of the run's own.",
 )  # fmt: skip
+@map_option
 @rules_option
 @click.pass_context
 def command(
-    ctx: click.Context, run: Path, wants_json: bool, config_path: Path | None, rule_modules: tuple[str, ...]
+    ctx: click.Context,
+    run: Path,
+    wants_json: bool,
+    config_path: Path | None,
+    pairs: tuple[str, ...],
+    rule_modules: tuple[str, ...],
 ) -> None:
     """Judge a run: what is wrong, why, and what to do.
 
     RUN is the directory of a run, finished or still training. Every stored step is judged again by the rules that judge
     a live run.
+
+    RUN may also be the log of another tool, a file or a folder: TensorBoard, W&B, MLflow, Hugging Face, Lightning, CSV,
+    JSON lines or console output. Every rule runs whose readings are there.
 
     \b
     Examples:
@@ -38,6 +49,8 @@ def command(
       forewarn check runs/demo --json | jq .alerts[0]
       forewarn check runs/demo --config strict.toml
       forewarn check runs/demo --rules my_rules
+      forewarn check outputs/trainer_state.json
+      forewarn check train.csv --map nll=train/loss
 
     \b
     Exit codes:
@@ -47,15 +60,17 @@ def command(
       3  the run or the config cannot be read
       64 invalid command line
     """
+    from forewarn.cli.other_logs import answers, is_log, logs_at, temporary_run, title
     from forewarn.cli.terminal import Failure, busy, from_run, loaded_rules, print_json, show
-    from forewarn.cli.verdict import as_json, as_text
+    from forewarn.cli.verdict import as_json, as_summary, as_text
     from forewarn.config import Config
+    from forewarn.judge.coverage import coverage
     from forewarn.judge.diagnosis import replay
     from forewarn.store import ResumedError
 
     own = loaded_rules(rule_modules)
 
-    def judged(stored: Run) -> int:
+    def judged(stored: Run, *, is_alone: bool = True) -> int:
         config, rules = _loaded(config_path, stored, own) if config_path else (None, own)
         try:
             with busy(f"Judging {stored.num_steps} steps"):
@@ -65,13 +80,39 @@ def command(
             raise
         except (TypeError, ValueError) as error:
             raise Failure(f"{run} cannot be judged: {error}") from error
-        if wants_json:
-            print_json(as_json(stored, diagnosis))
+        covered = coverage(stored, settings.rule_set(rules)) if stored.info.imported_from else None
+        if wants_json and is_alone:
+            print_json(as_json(stored, diagnosis, covered))
+        elif wants_json:
+            answered.append(as_json(stored, diagnosis, covered))
+        elif is_alone:
+            show(as_text(stored, diagnosis, rule_modules, covered))
         else:
-            show(as_text(stored, diagnosis, rule_modules))
+            show(as_summary(stored, diagnosis, rule_modules))
         return diagnosis.exit_code
 
-    ctx.exit(from_run(run, judged))
+    if not is_log(run):
+        ctx.exit(from_run(run, judged))
+    given, codes = answers(pairs), []
+    answered: list[dict[str, Any]] = []
+    logs = logs_at(run)
+    for log in logs:
+
+        def of_log(stored: Run, log: FoundLog = log) -> int:
+            stored.path = log.path
+            return judged(stored, is_alone=len(logs) == 1)
+
+        try:
+            with temporary_run(log, given) as imported:
+                codes.append(from_run(imported.path, of_log))
+        except Failure as failure:
+            if len(logs) == 1:
+                raise
+            click.echo(f"{title(log)}: {failure.format_message()}", err=True)
+            codes.append(Failure.exit_code)
+    if len(logs) > 1 and wants_json:
+        print_json(answered)
+    ctx.exit(max(codes))
 
 
 def _loaded(path: Path, run: Run, own: tuple[Rule, ...]) -> tuple[Config, tuple[Rule, ...]]:

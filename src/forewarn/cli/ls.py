@@ -28,7 +28,10 @@ WIDE = 100
 """Minimum terminal width to list alerts of every severity."""
 WIDEST_MODEL = 24
 _UNITS = (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
-_STYLES = {"running": "cyan", "stalled": "yellow", "completed": "green", "failed": "red", "interrupted": "yellow"}
+_STYLES = {
+    "running": "cyan", "stalled": "yellow", "completed": "green", "failed": "red", "interrupted": "yellow",
+    "imported": "dim",
+}  # fmt: skip
 
 
 @click.command()
@@ -166,7 +169,9 @@ def _worst(counts: Mapping[Severity, int]) -> str:
 
 
 def _age(then: float) -> str:
-    """How long ago, in the largest unit that fits: `3 minutes`."""
+    """How long ago, in the largest unit that fits: `3 minutes`; a dash if that is not known."""
+    if not then > 0:
+        return "–"
     seconds = max(0.0, time.time() - then)
     name, size = next(((name, size) for name, size in _UNITS if seconds >= size), _UNITS[-1])
     count = int(seconds // size)

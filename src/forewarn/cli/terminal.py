@@ -86,14 +86,19 @@ def show(*parts: RenderableType, console: Console | None = None) -> None:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Run]:
-    """Open the stored run at a path. Any error while it is open becomes a Failure, except ResumedError."""
+    """Open the stored run at a path, or the run that another tool's log there gives.
+
+    Any error while it is open becomes a Failure, except ResumedError.
+    """
     import numpy as np
 
+    from forewarn.cli.other_logs import as_run
     from forewarn.store import ResumedError, RunError, open_run
     from forewarn.store.errors import UnknownSeriesError
 
     try:
-        with open_run(path) as run, np.errstate(all="ignore"):  # a damaged run can hold any value
+        with as_run(path) as stored, open_run(stored) as run, np.errstate(all="ignore"):  # values may be anything
+            run.path = path
             yield run
     except ResumedError:
         raise
@@ -168,6 +173,32 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
             bar.update(task, completed=num_done, description=words)
 
         yield tell
+
+
+@contextlib.contextmanager
+def byte_progress(words: str, num_bytes: int) -> Iterator[tuple[Callable[[int], None], Callable[..., None]]]:
+    """A progress bar on standard error, if it is a terminal, over the bytes of a file and then over further work.
+
+    The first function takes the number of bytes done since the last call. The second one begins with other words, or
+    takes how much of how much is done.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from forewarn.views.console import plain_console
+    from forewarn.views.wording import short
+
+    console = plain_console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(short(words), total=num_bytes)
+
+        def again(*news: str | int) -> None:
+            if len(news) == 2:
+                bar.update(task, completed=float(news[0]), total=float(news[1]))
+            else:
+                bar.reset(task, description=short(str(news[0])), total=1)
+
+        yield lambda done: bar.advance(task, done), again
 
 
 def quiet_table() -> Table:

@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from forewarn.judge.coverage import Coverage
 from forewarn.judge.diagnosis import Diagnosis
 from forewarn.judge.epochs import NO_VALIDATION_LOSS
 from forewarn.judge.families import is_own
@@ -24,6 +25,7 @@ from forewarn.store.snapshot_folders import replay_command, snapshots_in
 from forewarn.types import Action, Alert, AlertState, Remedy, Severity
 from forewarn.views.conclusions import folded, summary_words, things_to_do
 from forewarn.views.epoch_lines import advice_lines
+from forewarn.views.imported_lines import coverage_part, imported_json, imported_part
 from forewarn.views.wording import (
     HEALTHY,
     STYLES,
@@ -47,7 +49,7 @@ _MARKS = {
 }  # fmt: skip
 
 
-def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
+def as_json(run: Run, diagnosis: Diagnosis, covered: Coverage | None = None) -> dict[str, Any]:
     """The whole diagnosis as plain values; alerts are ranked, most important first."""
     end = None if diagnosis.end is None else {"reason": diagnosis.end[0], "time": diagnosis.end[1]}
     return {
@@ -64,16 +66,24 @@ def as_json(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
         "epochs": [dataclasses.asdict(epoch) for epoch in diagnosis.epochs],
         "actions": [action.to_json() for action in run.actions()],
         "snapshots": [str(path) for path in snapshots_in(run.path)],
+        **({} if covered is None else imported_json(run, covered)),
     }
 
 
-def as_text(run: Run, diagnosis: Diagnosis, rule_modules: Sequence[str] = ()) -> RenderableType:
-    """The verdict, alerts with their symptoms, what to do, the health checks and the next commands."""
+def as_text(
+    run: Run, diagnosis: Diagnosis, rule_modules: Sequence[str] = (), covered: Coverage | None = None
+) -> RenderableType:
+    """The verdict, alerts with their symptoms, what to do, the health checks and the next commands.
+
+    `covered` is known of an imported run, whose log may lack much of what rules read.
+    """
     parts: list[RenderableType] = [heading(run), _summary(diagnosis)]
     if first := _first_to_end(run):
         parts.append(Text(_words_of_end(first), style="yellow"))
     if diagnosis.not_judged:
         parts.append(Text(_not_judged(diagnosis), style="yellow"))
+    if covered is not None:
+        parts.append(imported_part(run))
     parts.append(Text())
     if diagnosis.alerts:
         parts.append(alerts_part(diagnosis))
@@ -82,7 +92,8 @@ def as_text(run: Run, diagnosis: Diagnosis, rule_modules: Sequence[str] = ()) ->
     if actions := run.actions():
         parts += [actions_part(actions), Text()]
     commands = next_commands(run.path, diagnosis.ranked, rule_modules=rule_modules)
-    return Group(*parts, _checklist(diagnosis), Text(), commands)
+    checks = _checklist(diagnosis) if covered is None else _checklist(diagnosis, only_known=True)
+    return Group(*parts, checks, Text(), *([] if covered is None else [coverage_part(covered), Text()]), commands)
 
 
 def as_summary(run: Run, diagnosis: Diagnosis, rule_modules: Sequence[str] = ()) -> RenderableType:
@@ -169,6 +180,8 @@ def heading(run: Run) -> Text:
     state = run_state(reason, run.updated or run.info.started)
     state += f" ({short(reason)})" if reason not in (None, state) else ""
     steps = f"{run.num_steps} steps"
+    if run.info.imported_from:
+        steps = f"{run.num_steps} logged {'epochs' if run.info.step_is_epoch else 'steps'} up to {run.last_step}"
     return Text.assemble((short(str(run.path)), "bold"), "  ", ", ".join([*model_words(run.info), steps, state]))
 
 
@@ -207,9 +220,11 @@ def what_to_do(remedies: Iterable[Remedy]) -> RenderableType:
     return Group(Text("What to do", style="bold"), table)
 
 
-def _checklist(diagnosis: Diagnosis) -> RenderableType:
+def _checklist(diagnosis: Diagnosis, *, only_known: bool = False) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0))
     for check in diagnosis.checklist:
+        if only_known and check.state == "unknown":
+            continue
         mark, style = _MARKS[check.state]
         table.add_row(Text(f"  {mark}", style=style), Text(check.name), Text(check.detail, style="dim"))
     return Group(Text("Health checks", style="bold"), table)

@@ -158,8 +158,8 @@ class Series:
         return max(1, round(steps / self.cadence))
 
     def steps_of(self, readings: int) -> int:
-        """The number of steps that this many readings cover."""
-        return round(readings * self.cadence)
+        """The number of steps from the first to the last of this many readings: what happens between is not known."""
+        return round((readings - 1) * self.cadence) + 1
 
     def finite(self, window: int | None = None) -> Floats:
         """The finite values among the last `window` readings."""

@@ -25,8 +25,9 @@ class LossCourse:
     at the start of a run, and too many at the end of a long one.
     """
 
-    def __init__(self, ema_decay: float | None = None) -> None:
+    def __init__(self, ema_decay: float | None = None, losses_per_level: int = STEPS_PER_LEVEL) -> None:
         self._ema = None if ema_decay is None else Ema(ema_decay)
+        self._losses_per_level = losses_per_level
         self._started = False
         self._since_level: list[float] = []
         self.steps = 0
@@ -51,7 +52,7 @@ class LossCourse:
         if not self._started:
             self._started = True
             return {**average, "train/loss_level": loss}
-        if len(self._since_level) < STEPS_PER_LEVEL:
+        if len(self._since_level) < self._losses_per_level:
             return average
         level = median(self._since_level)
         self._since_level.clear()

@@ -120,10 +120,10 @@ class Run:
 
     @property
     def updated(self) -> float | None:
-        """When the newest block was measured, in seconds since the epoch."""
+        """When the newest block was measured, in seconds since the epoch; None if that is not known."""
         with self._reading() as connection:
             times = self._index(connection).until(self._extent.rows).times
-        return float(times[-1]) if len(times) else None
+        return float(times[-1]) if len(times) and np.isfinite(times[-1]) else None
 
     def switched_off(self, metric: str) -> str:
         """The setting that switched a metric off for this run, such as `Measure(gain=False)`; empty if none did."""

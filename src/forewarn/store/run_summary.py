@@ -182,7 +182,9 @@ class SummaryKeeper:
             self._change(last_loss=loss)
             break
         for times in (times for *_, times, _ in reversed(rows) if times):
-            self._change(updated=float(np.frombuffer(times, TIMES)[-1]))
+            newest = float(np.frombuffer(times, TIMES)[-1])
+            if math.isfinite(newest):  # imported runs may have no times
+                self._change(updated=newest)
             break
         return None
 

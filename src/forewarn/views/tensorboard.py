@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -16,11 +17,25 @@ from forewarn.catalogue import Scope
 from forewarn.histograms import in_line, line_edges, over_scopes, used_bins
 from forewarn.metrics import find
 from forewarn.random_states import random_states_kept
-from forewarn.types import Action, Alert, AlertState, Block, Counts, Distribution, FrozenCause, Values, spelled_out
+from forewarn.store import manifest
+from forewarn.types import (
+    Action,
+    Alert,
+    AlertState,
+    Block,
+    Counts,
+    Distribution,
+    FrozenCause,
+    RunEnd,
+    RunStart,
+    Values,
+    spelled_out,
+)
 from forewarn.views.wording import AlertGroup, advice, deed, grouped, literal, short
 
 TOPK_GRADIENTS, TOPK_FROZEN = "monitor/topk_grad", "monitor/topk_frozen"
 
+FACTS = "forewarn-run.json"
 FLUSH_SECONDS = 10
 """Well below the 30 seconds after which TensorBoard reloads by default."""
 QUEUED_EVENTS = 100
@@ -61,6 +76,9 @@ class TensorBoardView:
     and one for zero. `gradient/histogram` and `weight/histogram` cover all tensors together. `detail="full"` adds one
     per tensor, such as `gradient/blocks.0.attn.weight/histogram`, at about 30 µs each.
 
+    With `detail="full"`, a copy of the run's `run.json` lies beside the events as `forewarn-run.json`, where `forewarn
+    import` finds what rules know of the model.
+
     NaN is not written. Alerts are text, with one tag per rule, such as `alerts/L102-loss-spike`. A resumed run adds an
     event file to the same folder and keeps its tags, which are stored there in `forewarn-topk.json`.
     """
@@ -87,6 +105,15 @@ class TensorBoardView:
         earlier = self._remembered()
         self._gradients = _Picks(topk, topk // 2, earlier.get(TOPK_GRADIENTS, []))
         self._frozen = _Picks(topk, 0, earlier.get(TOPK_FROZEN, []))
+
+    def begin(self, start: RunStart) -> None:
+        """Copy what rules know of the run besides its readings, if it is stored."""
+        if self._full and (start.path / manifest.NAME).exists():
+            with suppress(OSError), self._files.GFile(f"{self._folder}/{FACTS}", "w") as file:
+                file.write((start.path / manifest.NAME).read_text())
+
+    def end(self, end: RunEnd) -> None:
+        """Nothing is left to be told."""
 
     def show(self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]) -> None:
         event = self._new_event(wall_time=blocks[0].time if blocks else time.time(), step=step)

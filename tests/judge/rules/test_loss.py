@@ -216,7 +216,7 @@ def test_a_loss_that_is_logged_now_and_then_is_judged_in_steps(every):
     for reading, loss in enumerate([2.0 + 0.001 * step for step in range(150)] + [4.0, 4.0]):
         run.feed({"train/loss": loss}, every * reading)
     (alert,) = run.ledger.alerts
-    assert alert.finding.evidence["lasting_steps"] == 2 * every
+    assert alert.finding.evidence["lasting_steps"] == 1 + every
     assert alert.severity is (Severity.WARNING if every > 1 else Severity.INFO)
 
 

@@ -96,7 +96,7 @@ def schedule_mismatch(epoch: Panel, lr: Panel, settings: ScheduleMismatch, info:
     above = np.flatnonzero(used > settings.floor * peak)
     ended = int(lr.steps[above[-1]]) + 1 if len(above) else int(lr.steps[0])
     left = 1 - ended / expected
-    if ended < done and left > settings.left:
+    if rate <= settings.floor * peak and ended < done and left > settings.left:
         return finding(Severity.WARNING, rate, settings.floor * peak, ended=ended, left=left, steps_needed=steps_needed)
     if done >= expected and settings.open_end * peak < rate < (1 - settings.floor) * peak:
         return finding(Severity.INFO, rate, settings.open_end * peak, peak=peak, steps_needed=steps_needed)

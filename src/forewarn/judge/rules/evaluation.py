@@ -82,7 +82,7 @@ class Overfitting(Settings):
     remedies=(raise_dropout(), raise_weight_decay(), stop_early(), add_data(), smooth_labels(), shrink()),
 )  # fmt: skip
 def overfitting(
-    train: Series, validation: Series, level: Series, loss: Series, settings: Overfitting
+    train: Series, validation: Series, level: Series, loss: Series, settings: Overfitting, info: RunInfo
 ) -> Finding | None:
     """The training loss still falls while the much higher validation loss does not.
 
@@ -98,7 +98,7 @@ def overfitting(
     quiet: 3.5 2.1 1.2 0.8 | eval/loss 3.6 2.8 2.6 2.4
     quiet: 3.2 2.1 2.0 1.98 | eval/loss 3.5 2.8 2.7 2.68
     """
-    epochs = _Epochs.of(train, validation, loss)
+    epochs = _Epochs.of(train, validation, loss, info)
     if len(epochs) < 2 or _is_negligible(epochs.validation, level, settings.negligible_share):
         return None
     share = gap(epochs.train[-1], epochs.validation[-1])
@@ -168,7 +168,7 @@ def slow_improvement(
     quiet: 3.5 2.1 1.2 0.8 | eval/loss 3.6 2.8 2.6 2.7
     quiet: 3.2 2.1 2.0 1.98 | eval/loss 3.5 2.8 2.7 2.68 | train/lr{0} 1e-3x3 1e-4
     """
-    epochs = _Epochs.of(train.series(), validation.series(), loss.series())
+    epochs = _Epochs.of(train.series(), validation.series(), loss.series(), info)
     if len(epochs) < 3 or _is_negligible(epochs.validation, level.series(), settings.negligible_share):
         return None
     *earlier, gained = epochs.improvements()
@@ -245,7 +245,7 @@ def validation_plateau(
     severity = Severity.INFO if has_decayed(lr, settings.decayed_share, info) else Severity.WARNING
     ends, (at_ends, _) = aligned(losses, epoch.series())
     finite = np.isfinite(at_ends)
-    (by_epoch,) = _joined(ends[finite], at_ends[finite][None], loss.series()).tolist()
+    (by_epoch,) = _joined(ends[finite], at_ends[finite][None], loss.series(), info).tolist()
     if len(ends) and ends[-1] == losses.at and is_plateau(by_epoch, settings.change, settings.window):
         largest = max(abs(improvement(*pair)) for pair in pairwise(by_epoch[-settings.window :]))
         return finding(severity, largest, settings.change, val_loss=losses.last, epochs=settings.window)
@@ -279,7 +279,9 @@ class ValidationRising(Settings):
         lower_lr(1 / 3), raise_dropout(), raise_weight_decay(), smooth_labels(), shrink(),
     ),
 )  # fmt: skip
-def validation_rising(validation: Series, level: Series, loss: Series, settings: ValidationRising) -> Finding | None:
+def validation_rising(
+    validation: Series, level: Series, loss: Series, settings: ValidationRising, info: RunInfo
+) -> Finding | None:
     """The validation loss is more than 10% above its best.
 
     ## Why is this bad?
@@ -294,7 +296,7 @@ def validation_rising(validation: Series, level: Series, loss: Series, settings:
     """
     finite = np.isfinite(validation.values)
     steps, losses = validation.steps[finite], validation.finite()
-    (losses,) = _joined(steps, losses[None], loss)
+    (losses,) = _joined(steps, losses[None], loss, info)
     if len(losses) < 2 or not math.isfinite(validation.last):
         return None
     best = np.minimum.accumulate(losses)[:-1]
@@ -334,7 +336,9 @@ class Underfitting(Settings):
         raise_lr(3.0, "if the model is large enough, the steps may be too small"),
     ),
 )  # fmt: skip
-def underfitting(train: Series, validation: Series, loss: Series, settings: Underfitting) -> Finding | None:
+def underfitting(
+    train: Series, validation: Series, loss: Series, settings: Underfitting, info: RunInfo
+) -> Finding | None:
     """Both losses fall slowly and stay close together.
 
     ## Why is this bad?
@@ -346,7 +350,7 @@ def underfitting(train: Series, validation: Series, loss: Series, settings: Unde
     quiet: 3.2 2.1 2.0 1.98 | eval/loss 3.5 2.8 2.7 2.68
     quiet: 4.5 4.2 4.0 3.9 | eval/loss 5.6 5.4 5.2 5.1
     """
-    epochs = _Epochs.of(train, validation, loss)
+    epochs = _Epochs.of(train, validation, loss, info)
     if len(epochs) < settings.epochs or not epochs.since_the_first:
         return None
     gains = [improvement(*pair) for pair in pairwise(epochs.train)]
@@ -413,7 +417,7 @@ class _Epochs:
     since_the_first: bool
 
     @classmethod
-    def of(cls, train: Series, validation: Series, loss: Series | None = None) -> _Epochs:
+    def of(cls, train: Series, validation: Series, loss: Series | None = None, info: RunInfo | None = None) -> _Epochs:
         """Empty unless the newest epoch has both losses: old readings are not judged again.
 
         With the losses of all steps, short epochs are joined.
@@ -424,7 +428,9 @@ class _Epochs:
         if not np.isfinite(pairs[:, -1]).all():
             return cls([], [], False)
         finite = np.isfinite(pairs).all(axis=0)
-        ours, theirs = pairs[:, finite] if loss is None else _joined(steps[finite], pairs[:, finite], loss)
+        ours, theirs = (
+            pairs[:, finite] if loss is None or info is None else _joined(steps[finite], pairs[:, finite], loss, info)
+        )
         return cls(ours.tolist(), theirs.tolist(), bool(steps[0] == train.steps[0]))
 
     def __len__(self) -> int:
@@ -435,14 +441,14 @@ class _Epochs:
         return [improvement(*pair) for pair in pairwise(self.validation)]
 
 
-def _joined(ends: Steps, rows: Floats, loss: Series) -> Floats:
+def _joined(ends: Steps, rows: Floats, loss: Series, info: RunInfo) -> Floats:
     """The values of the epochs in each row; if epochs are short, the medians over the epochs of every 100 steps.
 
     Epochs of several steps are joined only once there are enough of them to compare.
     """
-    counts = np.searchsorted(loss.steps, ends, side="right")
-    if not len(loss) or len(ends) < 2:
+    if not len(loss) or len(ends) < 2 or info.step_is_epoch:
         return rows
+    counts = ends if loss.cadence > 1 else np.searchsorted(loss.steps, ends, side="right")
     length, steps = counts[-1] - counts[-2], counts[-1] - counts[0] + 1
     if length >= _SHORT_EPOCH or (length > 1 and steps < _ENOUGH_JOINED * _JOINED_STEPS):
         return rows

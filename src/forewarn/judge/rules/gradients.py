@@ -94,7 +94,7 @@ def non_finite_gradient(norm: Panel, nonfinite: Panel, steps: Panel, info: RunIn
     bad = np.flatnonzero(nonfinite.last > 0) if nonfinite.at == now else np.empty(0, np.intp)
     left_out = steps.at == now and steps.series().last == 0
     severity = Severity.INFO if left_out else Severity.CRITICAL
-    at_start = len(whole) > 0 and whole.steps[0] == 0 and not np.isfinite(whole.values[0])
+    at_start = len(whole) > 0 and whole.steps[0] <= info.first_step and not np.isfinite(whole.values[0])
     evidence: dict[str, float | str] = {"cause": "start" if at_start else "batch"}
     evidence |= {"optimizer_steps": 0} if left_out else {}
     if whole.at == now and len(whole) and not math.isfinite(whole.last):

@@ -59,7 +59,7 @@ _QUARTILES = 0.25, 0.75
         snapshot(),
     ),
 )  # fmt: skip
-def non_finite_loss(loss: Series) -> Finding | None:
+def non_finite_loss(loss: Series, info: RunInfo) -> Finding | None:
     """The training loss is NaN or infinite.
 
     ## Why is this bad?
@@ -77,7 +77,7 @@ def non_finite_loss(loss: Series) -> Finding | None:
     if not len(loss) or math.isfinite(loss.last):
         return None
     lost = trailing(~np.isfinite(loss.values))
-    never_finite = lost == len(loss) and int(loss.steps[0]) == 0
+    never_finite = lost == len(loss) and int(loss.steps[0]) <= info.first_step
     cause = "start" if never_finite else "infinite" if np.isinf(loss.values[-lost]) else "batch"
     return finding(Severity.CRITICAL, loss.last, 0.0, last_finite=_last_finite(loss), cause=cause)
 

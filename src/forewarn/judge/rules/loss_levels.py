@@ -146,7 +146,7 @@ def loss_plateau(
     if has_decayed(lr, settings.decayed_share, info) or is_rising(lr, int(since[0])):
         return NOT_JUDGED
     if _not_started(
-        level.series(), _USUAL_START, _USUAL_START.levels, _USUAL_START.gain
+        level.series(), _USUAL_START, _USUAL_START.levels, _USUAL_START.gain, info
     ):  # it needs a higher lr, not a lower one
         return NOT_JUDGED
     return finding(
@@ -154,11 +154,12 @@ def loss_plateau(
     )
 
 
-def _stays_near_the_first(levels: Floats, settings: LossNotStarting) -> bool:
+def _stays_near_the_first(levels: Floats, settings: LossNotStarting, info: RunInfo) -> bool:
     if len(levels) < 2:
         return False
+    first_fall = min(settings.first_fall, settings.gain) if info.start_is_averaged else settings.first_fall
     now = middle(levels[1:][-settings.levels // 2 :])
-    return bool(levels[0] - now < settings.first_fall * abs(levels[0]))
+    return bool(levels[0] - now < first_fall * abs(levels[0]))
 
 
 @rule(
@@ -166,8 +167,8 @@ def _stays_near_the_first(levels: Floats, settings: LossNotStarting) -> bool:
     reads=("train/loss_level", "train/lr", "train/loss", "update/separate_losses", "update/ratio",
            "batch/num_classes", "monitor/update_ratio_median"),
     when=("train/loss_level",), per_scope=True, keep=256,
-    gate=lambda settings, _info: lambda _step, _level, history: (
-        _stays_near_the_first(_finite(history.series("train/loss_level"))[1], settings)
+    gate=lambda settings, info: lambda _step, _level, history: (
+        _stays_near_the_first(_finite(history.series("train/loss_level"))[1], settings, info)
     ),
     explains=("L104", "L106", "G103", "G107", "U103", "A101", "A104", "T101", "T102", "E102", "E103", "E105", "E106"),
     settings=LossNotStarting,
@@ -265,7 +266,7 @@ def loss_not_starting(
         return None
     gain = settings.tiny_gain if largest < settings.tiny else settings.gain
     least = settings.slow_levels if is_slow else settings.levels
-    stuck = _not_started(level.series(), settings, least, gain)
+    stuck = _not_started(level.series(), settings, least, gain, info)
     if stuck is None:
         return None
     recent = loss.series().values[-_MOST_POINTS:]
@@ -321,13 +322,15 @@ def _is_without_trend(level: Series, recent: Values, settings: LossNotStarting, 
     return levels[0] > 0 and fall <= margin and (may_rise or -fall <= max(margin, settings.gain * levels[0]))
 
 
-def _not_started(level: Series, settings: LossNotStarting, least: int, gain: float) -> Finding | None:
+def _not_started(level: Series, settings: LossNotStarting, least: int, gain: float, info: RunInfo) -> Finding | None:
     """What `loss-not-starting` finds with at least this many levels, whatever the learning rate does.
 
     The slope shows a steady fall; a fall within the first steps shows only in the very first loss.
     """
     steps, levels = _finite(level)
-    if len(levels) <= least or int(level.steps[0]) > 0 or not _stays_near_the_first(levels, settings):
+    if len(levels) <= least or int(level.steps[0]) > info.first_step:
+        return None
+    if not _stays_near_the_first(levels, settings, info):
         return None
     first, since, rest = float(levels[0]), steps[1:], levels[1:]
     slope = theil_sen(since, rest)
@@ -349,6 +352,8 @@ class LossBouncing(Settings):
 
     steps: int = between(256, 32, counts="steps")
     """Number of recent steps to judge."""
+    readings: int = between(32, 8, counts="readings")
+    """Minimum number of losses among them: where fewer were logged, more steps are judged."""
     correlation: float = between(0.3, 0.0, 1.0)
     """Correlation of successive losses, of either sign, from which the spread is more than batch noise."""
     spread: float = between(0.1, 0.0)
@@ -395,7 +400,7 @@ def loss_bouncing(
     quiet: 9.0-0.02x300 | train/loss_level 9.0-0.02x300
     """
     readings = loss.series()
-    num_readings = readings.readings_in(settings.steps)
+    num_readings = max(readings.readings_in(settings.steps), settings.readings)
     recent = readings.values[-num_readings:]
     if len(recent) < num_readings or not np.isfinite(recent[-1]):
         return None
@@ -411,8 +416,9 @@ def loss_bouncing(
         return None
     harmless = later < settings.warning_share * highest or not is_objective(readings, separate.series(), info)
     severity = Severity.INFO if harmless else Severity.WARNING
+    lasting = max(settings.steps, readings.steps_of(num_readings))
     return finding(
-        severity, spread, settings.spread * later, level=later, correlation=correlation, lasting_steps=settings.steps
+        severity, spread, settings.spread * later, level=later, correlation=correlation, lasting_steps=lasting
     )
 
 

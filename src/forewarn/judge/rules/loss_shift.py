@@ -160,7 +160,8 @@ def loss_shift(
     bound = best + max(least, settings.rise * abs(best))
     if not (now > bound and gain > settings.fallen * abs(best)):
         return None
-    if not is_ahead and not np.quantile(loss.series().finite(_LEVEL_LOSSES), _LOWER_QUARTILE) > best:
+    least_low = best if loss.series().cadence == 1 else bound  # losses that were logged now and then make noisy levels
+    if not is_ahead and not np.quantile(loss.series().finite(_LEVEL_LOSSES), _LOWER_QUARTILE) > least_low:
         return None
     lost = (now - best) / gain
     severity = Severity.CRITICAL if lost >= settings.critical else Severity.WARNING
@@ -260,12 +261,12 @@ def loss_above_start(
     quiet: 2.0 _x30 5.0 | train/loss 2.0x4 5.0x28
     quiet: 2.0 _x30 2.0 | train/loss 2.0x4 30.0x20 2.0x8
     """
-    if len(loss) < settings.readings or math.isnan(levels.last) or levels.steps[0] > 0:
+    if len(loss) < settings.readings or math.isnan(levels.last) or levels.steps[0] > info.first_step:
         return None
     start = float(levels.values[0])
     if not start > 0:
         return None
-    if loss.steps[0] == 0:
+    if loss.steps[0] <= info.first_step:
         start = max(start, float(loss.finite(None)[: settings.first].max(initial=start)))
     is_meant, in_game = is_objective(loss, separate, info), is_game(separate, info)
     bound = start * (settings.game_factor if in_game else settings.factor)
@@ -328,7 +329,7 @@ def loss_without_floor(
     """
     level = levels.series()
     medians = level.finite()
-    if len(medians) < 2 or level.steps[0] > 0 or not medians[-1] == level.last < 0 != medians[0]:
+    if len(medians) < 2 or level.steps[0] > info.first_step or not medians[-1] == level.last < 0 != medians[0]:
         return None
     first = float(medians[0])
     bound = min(first, 0.0) - settings.factor * abs(first)

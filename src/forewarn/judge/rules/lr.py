@@ -213,10 +213,12 @@ def lr_spent(lr: Panel, plan: Panel, settings: LrSpent, info: RunInfo) -> Iterat
     meant = _planned(lr, plan) < settings.share * np.array(peaks)
     for group in np.flatnonzero(np.array(spent) & ~(meant & (not all(spent)))):
         alive = np.flatnonzero(lr.values[:, group].astype(np.float64) >= settings.share * peaks[group])
-        since = int(lr.steps[alive[-1]]) + 1 if len(alive) else int(lr.steps[0])
+        first = int(alive[-1]) + 1 if len(alive) else 0
+        since = int(lr.steps[first])
         lasting = lr.at - since + 1
         before = float(lr.values[alive[-1], group]) if len(alive) else 0.0
-        is_sudden = before >= settings.sudden * peaks[group]
+        is_next_step = first > 0 and since - int(lr.steps[first - 1]) == 1  # else it may have decayed in between
+        is_sudden = is_next_step and before >= settings.sudden * peaks[group]
         if lasting >= (settings.sudden_steps if is_sudden else max(settings.steps, settings.going_on * since)):
             evidence: dict[str, float | str] = {}
             if is_sudden:

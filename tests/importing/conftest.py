@@ -1,0 +1,5 @@
+"""The command line, called as a person calls it."""
+
+from tests.cli.conftest import forewarn
+
+__all__ = ["forewarn"]  # a fixture
