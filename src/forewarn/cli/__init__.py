@@ -47,6 +47,9 @@ SECTIONS = {
         "compare": "forewarn compare runs/demo runs/demo-saved",
         "report": "forewarn report runs/demo -o report.html",
     },
+    "Use a run elsewhere": {
+        "export": "forewarn export runs/demo --to csv",
+    },
     "Be told": {
         "notify": "forewarn notify --test json://localhost:8000",
     },

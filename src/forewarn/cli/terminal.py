@@ -150,6 +150,23 @@ def busy(words: str) -> contextlib.AbstractContextManager[object]:
 
 
 @contextlib.contextmanager
+def share_done(total: int) -> Iterator[Callable[[str, int], None]]:
+    """A progress bar in percent on standard error, if it is a terminal.
+
+    Call what is yielded with words, and with how much was done since the last call.
+    """
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from forewarn.views.console import plain_console
+
+    console = plain_console(stderr=True)
+    columns = (TaskProgressColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=max(1, total))
+        yield lambda words, done: bar.update(task, advance=done, description=words)
+
+
+@contextlib.contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
     """A progress bar on standard error, if it is a terminal. Call what is yielded with words before each part."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
