@@ -49,6 +49,7 @@ SECTIONS = {
     },
     "Use a run elsewhere": {
         "export": "forewarn export runs/demo --to csv",
+        "mcp": "forewarn mcp runs",
     },
     "Be told": {
         "notify": "forewarn notify --test json://localhost:8000",

@@ -35,7 +35,7 @@ def command(
     \b
     Examples:
       forewarn check runs/demo
-      forewarn check runs/demo --json | jq .alerts[0]
+      forewarn check runs/demo --json | jq .alerts[0]     # see docs/agents.md
       forewarn check runs/demo --config strict.toml
       forewarn check runs/demo --rules my_rules
 

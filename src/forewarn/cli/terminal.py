@@ -101,7 +101,7 @@ def opened(path: Path) -> Iterator[Run]:
         raise Failure(str(error)) from error
     except UnknownSeriesError as error:
         raise Failure(f"{path} cannot be read: {error}") from error
-    except _MADE_BY_WRONG_VALUES as error:
+    except MADE_BY_WRONG_VALUES as error:
         _log.debug("%s cannot be read", path, exc_info=True)
         reason = f"{type(error).__name__}: {error}"
         raise Failure(
@@ -109,7 +109,7 @@ def opened(path: Path) -> Iterator[Run]:
         ) from error
 
 
-_MADE_BY_WRONG_VALUES = (
+MADE_BY_WRONG_VALUES = (
     ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
 """Exceptions that unexpected values cause."""
@@ -217,7 +217,7 @@ def newest(path: Path, is_usable: Callable[[Path], bool]) -> Path:
 
 def print_json(value: Any) -> None:
     """Print one JSON value to standard output, with non-finite numbers as null."""
-    _write(json.dumps(_plain(value), indent=2, allow_nan=False))
+    _write(json.dumps(json_plain(value), indent=2, allow_nan=False))
 
 
 def _write(text: str, stream: IO[str] | None = None) -> None:
@@ -228,13 +228,14 @@ def _write(text: str, stream: IO[str] | None = None) -> None:
         click.echo(fit_for(stream, text), file=stream)
 
 
-def _plain(value: Any) -> Any:
+def json_plain(value: Any) -> Any:
+    """Plain values that JSON can hold: numbers that are not finite are None."""
     if isinstance(value, float):
         return _shortest(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): json_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [json_plain(item) for item in value]
     return value
 
 

@@ -92,7 +92,7 @@ class TensorBoardView:
         self._frozen = _Picks(topk, 0, earlier.get(TOPK_FROZEN, []))
 
     def show(self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]) -> None:
-        measured = [part.time for part in (*blocks[:1], *self._histograms[:1])]
+        measured = [block.time for block in blocks[:1]] or [part.time for part in self._histograms[:1]]
         event = self._new_event(wall_time=measured[0] if measured else time.time(), step=step)
         add = event.summary.value.add
         for block in blocks:

@@ -104,7 +104,7 @@ def _rows(part: Part, unit: str) -> Iterator[tuple[int, float, str, str, str, st
         chain.from_iterable(repeat(part.scopes, len(part.steps))),
         map(str, part.values.ravel()),
         repeat(unit),
-    )  # type: ignore[return-value]
+    )
 
 
 def _text(file: IO[bytes]) -> _Text:

@@ -61,11 +61,17 @@ class Folder:
         path = self.root / name
         try:
             is_inside = Path(os.path.realpath(path)).is_relative_to(self._real) and ".." not in Path(name).parts
-            if is_inside and 0 < len(name) <= _LONGEST_NAME and (path / manifest.NAME).is_file():
+            if is_inside and 0 < len(name) <= _LONGEST_NAME and self._holds(path):
                 return path
         except (OSError, ValueError):  # no file can have such a name
             pass
         raise NoRunError(f"there is no run {literal(name[:200])!r} here")
+
+    def _holds(self, path: Path) -> bool:
+        """Whether a directory holds a run whose own files are not links that lead out of the folder."""
+        files = [path / manifest.NAME, path / database.NAME]
+        links = [file for file in files if file.is_symlink()]
+        return files[0].is_file() and all(Path(os.path.realpath(link)).is_relative_to(self._real) for link in links)
 
     def names(self) -> list[str]:
         """All runs, most recently written first."""
