@@ -30,7 +30,7 @@ Ask = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a faulty run, a long one in a folder of its own, links that lead out, and a secret run beside it."""
+    """A folder with a faulty run, a long one in a folder of its own, and links to a secret run beside it."""
     root = tmp_path_factory.mktemp("mcp")
     with tarfile.open(STORED / "lr-jump.tar.xz") as packed:
         packed.extractall(root / "runs", filter="data")

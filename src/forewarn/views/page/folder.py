@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import OrderedDict
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -18,8 +19,11 @@ import numpy as np
 from forewarn.files import read_regular, replacing
 from forewarn.standing import FAILED, run_state
 from forewarn.store import ResumedError, Run, RunError, database, list_runs, manifest, open_run
+from forewarn.store.newest import Newest, kept_newest
+from forewarn.store.run_summary import NAME as SUMMARY
 from forewarn.store.run_summary import Stamp, Summary, kept_summary, stamp_of, summary_of
 from forewarn.types import in_words
+from forewarn.views.exposition import LIVE, RECENT_SECONDS, Exported
 from forewarn.views.wording import literal
 
 NOTES = "notes.json"
@@ -128,6 +132,19 @@ class Folder:
         end = row.pop("end", None)
         row["state"] = run_state(end, row["updated"]) if row["updated"] is not None else FAILED
         return {**row, **read_notes(path)}
+
+    def exported(self) -> tuple[dict[str, int], list[Exported]]:
+        """The number of runs by state, and what Prometheus gets of those that train or ended a short while ago."""
+        rows = self.rows()
+        recent = time.time() - RECENT_SECONDS
+        runs = []
+        for row in rows:
+            is_live = row["state"] in LIVE
+            if row["updated"] is not None and (is_live or row["updated"] > recent):
+                with suppress(NoRunError):  # deleted meanwhile
+                    newest = kept_newest(self.path_of(row["run"]) / SUMMARY) if is_live else Newest()
+                    runs.append(Exported(row["run"], row["state"], row["last_step"], row["updated"], newest))
+        return Counter(row["state"] for row in rows), runs
 
     def read(self, name: str, work: Callable[[Run], T]) -> T:
         """The result of `work` on one consistent state of a run."""
