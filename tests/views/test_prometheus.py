@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import time
@@ -21,7 +22,7 @@ from forewarn.metrics import all_metrics, find
 from forewarn.store import RunWriter
 from forewarn.store.newest import MOST_ALERTS, MOST_SCOPES, TOP, Newest, OpenAlert, kept_newest
 from forewarn.types import AlertState, Block, RunInfo, RunStart, Severity
-from forewarn.views.exposition import Exported, exported_name, exposition
+from forewarn.views.exposition import OWN, Exported, exported_name, exposition
 from forewarn.views.prometheus import Prometheus
 from tests.page_runs import TOKEN, Client, built, client, made, root, serving
 from tests.views.made import alert, block
@@ -276,3 +277,30 @@ def test_beyond_loopback_a_scrape_needs_the_token(root: Path, built: Path) -> No
         assert client.get("/metrics").status == 401
         assert client.get("/metrics", authorization="Bearer wrong").status == 401
         assert client.get("/metrics", authorization=f"Bearer {TOKEN}", host="0.0.0.0").status == 200
+
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "grafana"
+EXPORTED = {exported_name(metric.name) for metric in all_metrics()} | {f"forewarn_{name}" for name in OWN}
+
+
+@pytest.mark.parametrize("name", ["dashboard.json", "forewarn.rules.yml"])
+def test_the_examples_query_only_what_is_exported(name: str) -> None:
+    named = set(re.findall(r"\bforewarn_\w+", (EXAMPLES / name).read_text()))
+    assert len(named) >= 4
+    assert named <= EXPORTED
+
+
+def test_the_dashboard_of_grafana_has_panels_that_do_not_overlap_and_asks_its_own_source() -> None:
+    dashboard = json.loads((EXAMPLES / "dashboard.json").read_text())
+    places = [panel["gridPos"] for panel in dashboard["panels"]]
+    cells = [
+        (x, y)
+        for place in places
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+    for panel in dashboard["panels"]:
+        assert panel["title"]
+        assert all(target["datasource"]["uid"] == "${source}" for target in panel["targets"])
