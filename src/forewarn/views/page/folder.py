@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -79,24 +79,24 @@ class Folder:
 
     def names(self) -> list[str]:
         """All runs, most recently written first."""
+        return [name for name, _ in self._paths()]
+
+    def _paths(self) -> Iterator[tuple[str, Path]]:
+        """The name and directory of every run, most recently written first."""
         if self.is_one_run:
-            return [self._real.name]
-        names = []
+            yield self._real.name, self.root
+            return
         for path in list_runs(self.root):
             name = path.relative_to(self.root).as_posix()
-            try:
-                self.path_of(name)
-            except NoRunError:  # a link that leads out of the folder
-                continue
-            names.append(name)
-        return names
+            with suppress(NoRunError):  # a link that leads out of the folder
+                yield name, self.path_of(name)
 
     def stamps(self) -> dict[str, Stamp]:
         """The state of the files of each run."""
         stamps: dict[str, Stamp] = {}
-        for name in self.names():
-            with suppress(NoRunError):  # deleted meanwhile
-                stamps[name] = self.stamp(name)
+        for name, path in self._paths():
+            with suppress(OSError):  # deleted meanwhile
+                stamps[name] = stamp_of(path)
         return stamps
 
     def stamp(self, name: str) -> Stamp:
@@ -109,13 +109,13 @@ class Folder:
     def rows(self) -> list[dict[str, Any]]:
         """All runs in a few numbers each."""
         rows = []
-        for name in self.names():
-            with suppress(NoRunError):  # deleted meanwhile
-                rows.append(self._row(name))
+        for name, path in self._paths():
+            with suppress(NoRunError, OSError):  # deleted meanwhile
+                rows.append(self._row(name, path))
         return rows
 
-    def _row(self, name: str) -> dict[str, Any]:
-        path, stamp = self.path_of(name), self.stamp(name)
+    def _row(self, name: str, path: Path) -> dict[str, Any]:
+        stamp = stamp_of(path)
         kept = self._rows.get(name)
         if kept is None or kept[0] != stamp:
             try:
@@ -141,9 +141,9 @@ class Folder:
         for row in rows:
             is_live = row["state"] in LIVE
             if row["updated"] is not None and (is_live or row["updated"] > recent):
-                with suppress(NoRunError):  # deleted meanwhile
-                    newest = kept_newest(self.path_of(row["run"]) / SUMMARY) if is_live else Newest()
-                    runs.append(Exported(row["run"], row["state"], row["last_step"], row["updated"], newest))
+                directory = self.root if self.is_one_run else self.root / row["run"]
+                newest = kept_newest(directory / SUMMARY) if is_live else Newest()
+                runs.append(Exported(row["run"], row["state"], row["last_step"], row["updated"], newest))
         return Counter(row["state"] for row in rows), runs
 
     def read(self, name: str, work: Callable[[Run], T]) -> T:
