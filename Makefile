@@ -139,6 +139,8 @@ $(PEERS)/.installed: pyproject.toml constraints.txt setup.py $(wildcard src/fore
 
 bench: $(PEERS)/.installed  ## compare with other tools and write docs/overhead.md and docs/compared.md; takes an hour
 	for script in $(filter-out %/__init__.py,$(wildcard benchmarks/*.py)); do $(PEERS)/bin/python $$script || exit 1; done
+	$(PEERS)/bin/python benchmarks/store.py --compare
+	$(PEERS)/bin/python benchmarks/views.py --fleet 2000
 	$(PEERS)/bin/python -m benchmarks.overhead --workload all --all-on gpt6 --families mlp,resnet,gpt6 --rounds 3 --steps 4 --scaling --large --out docs/overhead.md
 	$(PEERS)/bin/python -m benchmarks.named_faults --out docs/compared.md
 

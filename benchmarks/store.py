@@ -8,9 +8,9 @@ written to a temporary directory; put it on another disk with TMPDIR.
 
     python benchmarks/store.py --compare
 
-Instead, writes the same readings to the stores of TensorBoard, MLflow (files and SQLite) and trackio, as far as they are
-installed, and reads them back: each through the calls that its documentation gives for a training loop. The rounds are
-interleaved; it prints medians of CPU time, of all threads, as multiples of forewarn's, until everything is on disk.
+Instead, writes the same readings to the stores of TensorBoard, MLflow (files and SQLite) and trackio, as far as they
+are installed, and reads them back: each through the calls that its documentation gives for a training loop. The rounds
+are interleaved; it prints medians of CPU time, of all threads, as multiples of forewarn's, until everything is on disk.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ time, from the click to the last frame of what fits on a screen. It has an alert
 
     python benchmarks/views.py --fleet 2000
 
-Instead, makes a folder of that many runs of 500 steps with 200 tensors, half of which still train as far as a reader can
-tell, and asks for the list of runs, for `/metrics` and for one run: first of a server that has just started, then again
-with every training run written to in between.
+Instead, makes a folder of that many runs of 500 steps with 200 tensors, half of which still train as far as a reader
+can tell, and asks for the list of runs, for `/metrics` and for one run: first of a server that has just started, then
+again with every training run written to in between.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--json", "wants_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.option("--json", "wants_json", is_flag=True, help="Print one JSON object and nothing else; see docs/agents.md.")
 @click.option(
     "--config", "config_path", type=click.Path(path_type=Path), metavar="TOML",
     help="Judge with the settings in this TOML file instead of the run's own.",
@@ -35,7 +35,7 @@ def command(
     \b
     Examples:
       forewarn check runs/demo
-      forewarn check runs/demo --json | jq .alerts[0]     # see docs/agents.md
+      forewarn check runs/demo --json | jq .alerts[0]
       forewarn check runs/demo --config strict.toml
       forewarn check runs/demo --rules my_rules
 

@@ -35,10 +35,15 @@ def command(folder: Path) -> None:
     over standard input and output. It can list runs, get a diagnosis and a series, and read what a rule means. It
     cannot change anything, and reads nothing outside of FOLDER.
 
+    Most agents take this configuration:
+
+    \b
+      {"mcpServers": {"forewarn": {"command": "forewarn", "args": ["mcp", "/data/runs"]}}}
+
     \b
     Examples:
       forewarn mcp runs
-      claude mcp add forewarn -- forewarn mcp /data/runs
+      forewarn mcp runs/demo
     """
     from forewarn.cli.terminal import Failure
 
