@@ -38,7 +38,8 @@ def command(folder: Path) -> None:
     Most agents take this configuration:
 
     \b
-      {"mcpServers": {"forewarn": {"command": "forewarn", "args": ["mcp", "/data/runs"]}}}
+      {"mcpServers": {"forewarn":
+        {"command": "forewarn", "args": ["mcp", "/data/runs"]}}}
 
     \b
     Examples:
