@@ -118,6 +118,23 @@ def test_only_the_largest_tensors_are_exported_and_no_metric_has_unbounded_label
     assert value(found, "alerts_open", run=run, severity="critical") == 0
 
 
+def test_a_metric_in_parts_has_the_newest_reading_of_each_scope(tmp_path: Path) -> None:
+    view = started(tmp_path, port=0)
+    view.show(1, [block(1, "task/loss", 1.0, scopes=("a",)), block(1, "task/loss", 2.0, scopes=("b",))], [], [])
+    view.show(2, [block(2, "task/loss", 3.0, scopes=("a",))], [], [])
+    found = samples(view.text())
+    view.close()
+    run = (tmp_path / "runs" / "exp1").as_posix()
+    assert value(found, "task_loss", run=run, task="a") == 3
+    assert value(found, "task_loss", run=run, task="b") == 2
+    writer = RunWriter(tmp_path / "stored", info=RunInfo(), config={})
+    writer.append(1, [block(1, "task/loss", 1.0, scopes=("a",)), block(1, "task/loss", 2.0, scopes=("b",))])
+    writer.append(2, [block(2, "task/loss", 3.0, scopes=("a",))])
+    writer.flush()
+    assert kept_newest(tmp_path / "stored" / "summary.json").readings == {"task/loss": {"a": 3.0, "b": 2.0}}
+    writer.close()
+
+
 def test_an_alert_is_exported_until_it_is_resolved(tmp_path: Path) -> None:
     view = started(tmp_path, port=0)
     labels = {"run": (tmp_path / "runs" / "exp1").as_posix(), "code": "L102", "name": "loss-spike", "scope": "x"}

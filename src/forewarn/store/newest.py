@@ -70,13 +70,18 @@ class NewestReadings:
         self._readings: dict[str, Mapping[str, float]] = {}
 
     def take(self, name: str, scopes: tuple[str, ...], values: Values) -> None:
-        if name in self._readings or len(self._readings) < MOST_METRICS:
-            selected = self._selected(name, scopes, values)
-            if selected:
-                self._readings[name] = selected
+        """Add readings. A metric may come in parts, each with other scopes."""
+        if name not in self._readings and len(self._readings) >= MOST_METRICS:
+            return
+        selected = self._selected(name, scopes, values)
+        earlier = self._readings.get(name, {})
+        if name in TOP_METRICS or selected.keys() == earlier.keys():
+            self._readings[name] = selected
+        elif selected:
+            self._readings[name] = dict(list({**earlier, **selected}.items())[:MOST_SCOPES])
 
     def readings(self) -> Mapping[str, Mapping[str, float]]:
-        return dict(self._readings)
+        return {name: values for name, values in self._readings.items() if values}
 
     def _selected(self, name: str, scopes: tuple[str, ...], values: Values) -> Mapping[str, float]:
         if name in TOP_METRICS:

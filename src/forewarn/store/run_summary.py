@@ -27,7 +27,7 @@ from forewarn.store.plain import decoded, encoded
 from forewarn.store.reader import Run, open_run
 from forewarn.store.records import INSERT_EVENT, INSERT_RECORD, Event, event_from, from_text
 from forewarn.store.tail import INSERT_ROW, TailRow
-from forewarn.types import Alert, AlertState, Severity
+from forewarn.types import Alert, AlertState, Severity, Values
 
 NAME = "summary.json"
 _FILES = (manifest.NAME, database.NAME, f"{database.NAME}-wal")
@@ -200,20 +200,20 @@ class SummaryKeeper:
     def _take_newest(self, connection: Connection, rows: Sequence[Sequence[Any]]) -> None:
         """The newest reading of each metric; rows of the same pattern have the same metrics."""
         patterns: set[int] = set()
-        names: set[str] = set()
+        blocks: dict[int, Values] = {}
         for row in (TailRow(*row) for row in reversed(rows)):
             if row.pattern in patterns:
                 continue
             patterns.add(row.pattern)
             pattern = self._catalog.patterns[row.pattern]
             end = pattern.num_values
-            for layout in (self._catalog.layouts[number] for number in reversed(pattern.layouts)):
-                begin = end - layout.num_scopes
-                if layout.name not in names:
-                    names.add(layout.name)
-                    scopes = self._catalog.scopes_of(layout, connection)
-                    self._newest.take(layout.name, scopes, np.frombuffer(row.body, FLOATS)[begin:end])
+            for number in reversed(pattern.layouts):
+                begin = end - self._catalog.layouts[number].num_scopes
+                blocks.setdefault(number, np.frombuffer(row.body, FLOATS)[begin:end])
                 end = begin
+        for number, values in reversed(blocks.items()):  # the newest last
+            layout = self._catalog.layouts[number]
+            self._newest.take(layout.name, self._catalog.scopes_of(layout, connection), values)
 
     def _losses(self, connection: Connection, row: TailRow) -> Iterator[float]:
         """The training losses in a row, last one first."""

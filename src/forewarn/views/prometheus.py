@@ -16,7 +16,7 @@ from forewarn.metrics import BUILT_IN, catalogue_of
 from forewarn.standing import RUNNING
 from forewarn.store.newest import NewestReadings, newest_of
 from forewarn.types import Action, Alert, AlertState, Block, RunEnd, RunStart
-from forewarn.views.addresses import host_of, is_own
+from forewarn.views.addresses import host_of, is_loopback, is_own
 from forewarn.views.exposition import CONTENT_TYPE, Exported, exposition
 
 TEXTFILE_SECONDS = 15.0
@@ -54,7 +54,7 @@ class Prometheus:
         self._catalogue: Catalogue = BUILT_IN
         self._step: int | None = None
         self._updated = time.time()
-        self._blocks: dict[str, Block] = {}
+        self._newest = NewestReadings(BUILT_IN)
         self._firing: dict[tuple[str, str], Alert] = {}
         self._server: http.server.ThreadingHTTPServer | None = None
         self._closing = threading.Event()
@@ -62,12 +62,13 @@ class Prometheus:
 
     def begin(self, start: RunStart) -> None:
         self._run, self._catalogue = start.path.as_posix(), catalogue_of(start.info)
+        self._newest = NewestReadings(self._catalogue)
 
     def show(self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]) -> None:
         with self._lock:
             self._step = step
             for block in blocks:
-                self._blocks[block.name] = block
+                self._newest.take(block.name, block.scopes, block.values)
             if blocks:
                 self._updated = blocks[0].time
             for alert in changed:
@@ -93,12 +94,8 @@ class Prometheus:
     def text(self) -> str:
         """The metrics as they are now, in the text format of Prometheus."""
         with self._lock:
-            blocks, firing = list(self._blocks.values()), list(self._firing.values())
+            newest = newest_of(self._newest.readings(), self._firing.values())
             step, updated = self._step, self._updated
-        readings = NewestReadings(self._catalogue)
-        for block in blocks:
-            readings.take(block.name, block.scopes, block.values)
-        newest = newest_of(readings.readings(), firing)
         return exposition([Exported(self._run, self._state, step, updated, newest)], catalogue=self._catalogue)
 
     def _start(self) -> None:
@@ -145,7 +142,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = 10
 
     def do_GET(self) -> None:
-        if not is_own(host_of(self.headers.get("host", "")), str(self.server.server_address[0])):
+        bound = str(self.server.server_address[0])
+        if is_loopback(bound) and not is_own(host_of(self.headers.get("host", "")), bound):
             self.send_error(HTTPStatus.FORBIDDEN, "this server answers only to its own address")
         elif self.path.partition("?")[0] != "/metrics":
             self.send_error(HTTPStatus.NOT_FOUND, "the metrics are at /metrics")
