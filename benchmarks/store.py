@@ -236,9 +236,9 @@ def compare(root: Path, rounds: int = ROUNDS) -> None:
             path = root / f"{store.name}-{number}".replace(" ", "-")
             store.prepare(path)
             works: tuple[Callable[[], Any], ...] = (
-                lambda store=store, path=path: store.write(path, readings),
-                lambda store=store, path=path: store.read(path, ["train/metric_0"]),
-                lambda store=store, path=path: store.read(path, names),
+                partial(store.write, path, readings),
+                partial(store.read, path, ["train/metric_0"]),
+                partial(store.read, path, names),
             )
             for kind, work in zip(kinds, works, strict=True):
                 before = time.process_time()

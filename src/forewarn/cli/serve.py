@@ -61,8 +61,8 @@ def command(runs: Path, port: int, host: str, no_browser: bool) -> None:
         raise Failure(f"no such directory: {runs}; pass the one that holds your runs, or create a run: forewarn demo")
     if not is_built():
         raise Failure(NOT_BUILT)
-    listener = _listening(host, port)
     token = _own_token() or secrets.token_urlsafe(24)
+    listener = _listening(host, port)
     name = socket.gethostname() if host in EVERYWHERE else f"[{host}]" if ":" in host else host
     address = f"http://{name}:{listener.getsockname()[1]}/" + (
         "" if is_loopback(host) else f"?token={'$' + TOKEN if _own_token() else token}"
