@@ -64,12 +64,11 @@ def command(runs: Path, port: int, host: str, no_browser: bool) -> None:
     token = _own_token() or secrets.token_urlsafe(24)
     listener = _listening(host, port)
     name = socket.gethostname() if host in EVERYWHERE else f"[{host}]" if ":" in host else host
-    address = f"http://{name}:{listener.getsockname()[1]}/" + (
-        "" if is_loopback(host) else f"?token={'$' + TOKEN if _own_token() else token}"
-    )
-    click.echo(f"{runs} at {address}\nStop with Ctrl-C.")
+    address = f"http://{name}:{listener.getsockname()[1]}/"
+    shown = f"${TOKEN}" if _own_token() else token
+    click.echo(f"{runs} at {address}{'' if is_loopback(host) else f'?token={shown}'}\nStop with Ctrl-C.")
     if not no_browser:
-        _open(address)
+        _open(address if is_loopback(host) else f"{address}?token={token}")
     serve(app(runs, token, host), listener)
 
 
