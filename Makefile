@@ -8,10 +8,11 @@ TRITON := .venv-triton
 PEERS := .venv-bench
 INTEGRATIONS := .venv-integrations
 BROWSER := .venv-browser
+PROMETHEUS := build/prometheus
 TORCH ?= 2.6.0
 OTHER := .venv-torch-$(TORCH)
 
-.PHONY: help demo page test-page test-browser faults faults-full test test-slow test-ci test-fuzz test-triton test-integrations test-torch test-avx512 check format docs pictures bench clean
+.PHONY: help demo page test-page test-browser faults faults-full test test-slow test-ci test-fuzz test-triton test-integrations test-prometheus test-torch test-avx512 check format docs pictures bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -53,7 +54,7 @@ faults-full: $(INSTALLED)  ## the same for all cases of all sets, with docs/benc
 		--out $(FAULTS) --keep-runs --page docs/benchmark.md
 
 test: $(INSTALLED)  ## run the test suite; under ten minutes on two cores
-	$(BIN)/pytest -n 2 -m "not slow and not ci and not integrations and not browser"
+	$(BIN)/pytest -n 2 -m "not slow and not ci and not integrations and not browser and not prometheus"
 
 test-slow: $(INSTALLED)  ## run the slow tests, which train over many seeds
 	$(BIN)/pytest -n 2 -m slow
@@ -64,7 +65,7 @@ $(TRITON)/.installed: pyproject.toml constraints.txt setup.py
 	$(TRITON)/bin/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt triton
 	@touch $@
 
-test-ci: test-page test-browser test-triton test-integrations test-fuzz  ## run the CI tests that make check leaves out
+test-ci: test-page test-browser test-triton test-integrations test-prometheus test-fuzz  ## run the CI tests that make check leaves out
 
 test-fuzz: $(INSTALLED)  ## run the fuzz tests over thousands of variants; ten minutes on two cores
 	$(BIN)/pytest -n 2 -m ci
@@ -90,13 +91,23 @@ $(BROWSER)/.installed: pyproject.toml constraints.txt setup.py
 test-browser: $(BROWSER)/.installed $(PAGE)  ## test the dashboard in Debian's chromium
 	$(BROWSER)/bin/pytest tests/browser
 
+$(PROMETHEUS)/.unpacked:
+	@mkdir -p $(PROMETHEUS)
+	@cd $(PROMETHEUS) && { apt-get download -qq prometheus || { apt-get update -qq && apt-get download -qq prometheus; }; } \
+		&& dpkg -x prometheus_*.deb . \
+		|| { echo "these tests need Debian's package prometheus: apt-get download prometheus" >&2; exit 1; }
+	@touch $@
+
+test-prometheus: $(INSTALLED) $(PROMETHEUS)/.unpacked  ## test /metrics with Debian's promtool and Prometheus; installs no service
+	PATH=$(CURDIR)/$(PROMETHEUS)/usr/bin:$$PATH $(BIN)/pytest -m prometheus tests/prometheus
+
 $(OTHER)/.installed: pyproject.toml setup.py $(wildcard src/forewarn/measure/engine/native/*.[ch])
 	$(PYTHON) -m venv $(OTHER)
 	$(OTHER)/bin/pip install --quiet --disable-pip-version-check -e '.[all,dev]' torch==$(TORCH)
 	@touch $@
 
 test-torch: $(OTHER)/.installed  ## run the test suite on another torch, such as TORCH=2.6.0
-	$(OTHER)/bin/pytest -n 2 -m "not slow and not ci and not integrations and not browser"
+	$(OTHER)/bin/pytest -n 2 -m "not slow and not ci and not integrations and not browser and not prometheus"
 
 test-avx512:  ## test the AVX-512 code in an emulator; says which Debian packages it needs
 	$(PYTHON) tests/measure/engine/avx512/emulate.py
@@ -114,6 +125,7 @@ format: $(INSTALLED)  ## fix lint and format the code
 docs: $(INSTALLED)  ## write the pages of rules and metrics, and build the documentation site in build/site
 	$(BIN)/python -m forewarn.judge.documentation docs/rules
 	$(BIN)/python -m forewarn.metrics docs/metrics.md
+	cp src/forewarn/cli/check.schema.json docs/
 	$(BIN)/python docs/site.py build/pages
 	$(BIN)/zensical build --strict
 
@@ -129,6 +141,8 @@ $(PEERS)/.installed: pyproject.toml constraints.txt setup.py $(wildcard src/fore
 
 bench: $(PEERS)/.installed  ## compare with other tools and write docs/overhead.md and docs/compared.md; takes an hour
 	for script in $(filter-out %/__init__.py,$(wildcard benchmarks/*.py)); do $(PEERS)/bin/python $$script || exit 1; done
+	$(PEERS)/bin/python benchmarks/store.py --compare
+	$(PEERS)/bin/python benchmarks/views.py --fleet 2000
 	$(PEERS)/bin/python -m benchmarks.overhead --workload all --all-on gpt6 --families mlp,resnet,gpt6 --rounds 3 --steps 4 --scaling --large --out docs/overhead.md
 	$(PEERS)/bin/python -m benchmarks.named_faults --out docs/compared.md
 

@@ -5,16 +5,31 @@
 Prints the cost of `append` on the training thread of a loop that computes, what a step measured in detail costs there
 and on the thread that writes, the throughput and size of the store, and the time to read one series. Everything is
 written to a temporary directory; put it on another disk with TMPDIR.
+
+    python benchmarks/store.py --compare
+
+Instead, writes the same readings to the stores of TensorBoard, MLflow (files and SQLite) and trackio, as far as they
+are installed, and reads them back: each through the calls that its documentation gives for a training loop. The rounds
+are interleaved; it prints medians of CPU time, of all threads, as multiples of forewarn's, until everything is on disk.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import io
 import math
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +40,12 @@ _RANDOM = np.random.default_rng(0)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compare", action="store_true")
+    if parser.parse_args().compare:
+        with tempfile.TemporaryDirectory() as directory:
+            compare(Path(directory))
+        return
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         appending(root / "appending")
@@ -178,6 +199,185 @@ def one_series(path: Path, num_steps: int) -> None:
         f"one series × {num_steps:,} steps: {1e6 * seconds / num_steps:.1f} µs, {size / num_steps:.1f} bytes a step\n"
         f"  read in {first:.1f} ms the first time, {again:.1f} ms after; replay {replayed / 1e6:.2f} M steps/s"
     )
+
+
+STEPS, EVERY, RUN_SERIES, TENSORS, TENSOR_METRICS = 1000, 50, 10, 100, 2
+ROUNDS = 3
+Reading = tuple[int, dict[str, float]]
+"""A step and its values by series."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """Somewhere to record a run, and to read it again."""
+
+    name: str
+    package: str
+    write: Callable[[Path, list[Reading]], None]
+    read: Callable[[Path, list[str]], list[list[float]]]
+    """The values of each of these series."""
+    prepare: Callable[[Path], object] = lambda path: None
+    """Creates an empty store, which is not measured."""
+
+
+def compare(root: Path, rounds: int = ROUNDS) -> None:
+    """Write the same readings to each store and read them back; each round uses new ones."""
+    os.environ |= {"TRACKIO_DIR": str(root / "trackio"), "GIT_PYTHON_REFRESH": "quiet"}
+    stores = [store for store in STORES if not store.package or importlib.util.find_spec(store.package)]
+    readings = _same_readings()
+    names = list(readings[0][1])
+    num_values = sum(len(values) for _, values in readings)
+    print(f"{num_values:,} readings of {len(names):,} series in {STEPS:,} steps")
+    kinds = ("write", "read one series", "read all series")
+    times: dict[tuple[str, str], list[float]] = {(store.name, kind): [] for store in stores for kind in kinds}
+    sizes: dict[str, int] = {}
+    for number in range(rounds + 1):  # the first round imports what is needed, and does not count
+        for store in stores:
+            path = root / f"{store.name}-{number}".replace(" ", "-")
+            store.prepare(path)
+            works: tuple[Callable[[], Any], ...] = (
+                partial(store.write, path, readings),
+                partial(store.read, path, ["train/metric_0"]),
+                partial(store.read, path, names),
+            )
+            for kind, work in zip(kinds, works, strict=True):
+                before = time.process_time()
+                with contextlib.redirect_stdout(io.StringIO()):
+                    result = work()
+                if number:
+                    times[store.name, kind].append(time.process_time() - before)
+            expected = [[values[name] for _, values in readings if name in values] for name in names]
+            assert np.array_equal(_flat(result), _flat(expected)), store.name
+            sizes[store.name] = _size(path if path.exists() else root / "trackio" / f"{path.name}.db")
+    medians = {key: statistics.median(seconds) for key, seconds in times.items() if seconds}
+    print(f"{'':18}{'bytes a reading':>17}" + "".join(f"{kind:>18}" for kind in kinds))
+    for store in stores:
+        cells = [f"{sizes[store.name] / num_values:17.1f}"]
+        for kind in kinds:
+            seconds, own = medians[store.name, kind], medians[stores[0].name, kind]
+            cells.append(f"{1000 * seconds:8.0f} ms {seconds / own:5.1f} ×")
+        print(f"{store.name:18}{''.join(cells)}")
+
+
+def _same_readings() -> list[Reading]:
+    """Ten series of every step, and two of each of 100 tensors on every fiftieth, as float32 has them."""
+    random = np.random.default_rng(0)
+    run = [f"train/metric_{number}" for number in range(RUN_SERIES)]
+    tensors = [
+        f"gradient/blocks.{number // 10}.layer{number % 10}.weight/metric_{kind}"
+        for kind in range(TENSOR_METRICS)
+        for number in range(TENSORS)
+    ]
+    return [
+        (step, dict(zip(names, random.random(len(names), np.float32).tolist(), strict=True)))
+        for step in range(STEPS)
+        for names in [run + tensors if step % EVERY == 0 else run]
+    ]
+
+
+def _flat(series: list[list[float]]) -> np.ndarray:
+    return np.concatenate([np.array(values, np.float32) for values in series])
+
+
+def _size(path: Path) -> int:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
+
+
+def _write_forewarn(path: Path, readings: list[Reading]) -> None:
+    writer = _writer(path)
+    layouts: dict[tuple[str, ...], list[tuple[str, tuple[str, ...], list[str]]]] = {}
+    for step, values in readings:
+        names = tuple(values)
+        if names not in layouts:
+            by_metric: dict[str, dict[str, str]] = {}
+            for name in names:
+                family, _, rest = name.partition("/")
+                scope, _, quantity = rest.rpartition("/")
+                by_metric.setdefault(f"{family}/{quantity}", {})[scope] = name
+            layouts[names] = [(metric, tuple(its), list(its.values())) for metric, its in by_metric.items()]
+        now = time.time()
+        blocks = [
+            Block(step, now, metric, scopes, np.array([values[name] for name in its], np.float32))
+            for metric, scopes, its in layouts[names]
+        ]
+        writer.append(step, blocks)
+    writer.close()
+
+
+def _read_forewarn(path: Path, names: list[str]) -> list[list[float]]:
+    with open_run(path) as run:
+        series = []
+        for name in names:
+            family, _, rest = name.partition("/")
+            scope, _, quantity = rest.rpartition("/")
+            series.append(run.series(f"{family}/{quantity}", scope).values.tolist())
+    return series
+
+
+def _write_tensorboard(path: Path, readings: list[Reading]) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer: Any = SummaryWriter(str(path))
+    for step, values in readings:
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+    writer.close()
+
+
+def _read_tensorboard(path: Path, names: list[str]) -> list[list[float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(path), {"scalars": 0}).Reload()
+    return [[event.value for event in board.Scalars(name)] for name in names]
+
+
+def _mlflow(path: Path, address: str) -> Any:
+    os.environ |= {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    path.mkdir(exist_ok=True)
+    mlflow = importlib.import_module("mlflow")
+    mlflow.set_tracking_uri(address.format(path))
+    with contextlib.redirect_stderr(io.StringIO()):
+        mlflow.set_experiment("benchmark")
+    return mlflow
+
+
+def _write_mlflow(address: str, path: Path, readings: list[Reading]) -> None:
+    mlflow = _mlflow(path, address)
+    with mlflow.start_run():
+        for step, values in readings:
+            mlflow.log_metrics(values, step=step)
+
+
+def _read_mlflow(address: str, path: Path, names: list[str]) -> list[list[float]]:
+    client = _mlflow(path, address).MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("benchmark").experiment_id])
+    return [[metric.value for metric in client.get_metric_history(run.info.run_id, name)] for name in names]
+
+
+def _write_trackio(path: Path, readings: list[Reading]) -> None:
+    trackio = importlib.import_module("trackio")
+    trackio.init(path.name, name="run", embed=False, auto_log_gpu=False, auto_log_cpu=False)
+    for step, values in readings:
+        trackio.log(values, step=step)
+    trackio.finish()
+
+
+def _read_trackio(path: Path, names: list[str]) -> list[list[float]]:
+    storage = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
+    logs = storage.get_logs(path.name, "run")
+    return [[values[name] for values in logs if name in values] for name in names]
+
+
+STORES = (
+    Store("forewarn", "", _write_forewarn, _read_forewarn),
+    Store("TensorBoard", "tensorboard", _write_tensorboard, _read_tensorboard),
+    *(
+        Store(name, "mlflow", partial(_write_mlflow, at), partial(_read_mlflow, at), partial(_mlflow, address=at))
+        for name, at in (("MLflow, files", "file:{}"), ("MLflow, SQLite", "sqlite:///{}/mlflow.db"))
+    ),
+    Store("trackio", "trackio", _write_trackio, _read_trackio),
+)
 
 
 def _writer(path: Path) -> RunWriter:

@@ -10,6 +10,12 @@ last loss of the run.
 
 With playwright and chromium, as in .venv-browser, the page is opened as well: a new server and an empty cache each
 time, from the click to the last frame of what fits on a screen. It has an alert, so the map of all layers is there.
+
+    python benchmarks/views.py --fleet 2000
+
+Instead, makes a folder of that many runs of 500 steps with 200 tensors, half of which still train as far as a reader
+can tell, and asks for the list of runs, for `/metrics` and for one run: first of a server that has just started, then
+again with every training run written to in between.
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ import importlib
 import importlib.util
 import json
 import math
+import os
 import shutil
 import socket
 import statistics
@@ -64,7 +71,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--tensors", type=int, default=500)
+    parser.add_argument("--fleet", type=int, metavar="RUNS")
     given = parser.parse_args()
+    if given.fleet:
+        with tempfile.TemporaryDirectory() as directory:
+            _print(_measured_fleet(Path(directory) / "runs", given.fleet))
+        return
     points = given.tensors * len(TENSOR_METRICS) * (given.steps // EVERY) + len(RUN_METRICS) * given.steps
     print(
         f"{given.tensors * len(TENSOR_METRICS):,} series every {EVERY} steps and {len(RUN_METRICS)} on every step, ",
@@ -80,6 +92,10 @@ def main() -> None:
         if has_tensorboard:
             _write_events(root / "events", scopes, given.steps)
             rows += _measured_tensorboard(root / "events", given.steps)
+    _print(rows)
+
+
+def _print(rows: list[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:{width}}  {value}")
@@ -154,6 +170,72 @@ def _measured(root: Path, scopes: tuple[str, ...]) -> list[tuple[str, str]]:
         rows.append(("forewarn opens, with starting the server", _both(start + total, worked + opening)))
         rows.append(("forewarn memory, before and after", f"{before:6.0f} MB  {_megabytes(process):6.0f} MB"))
     return rows
+
+
+FLEET_STEPS, FLEET_TENSORS, FLEET_ROUNDS = 500, 200, 5
+
+
+def write_fleet(root: Path, num_runs: int) -> list[Path]:
+    """A folder of runs, copies of two; returns those that still train as far as a reader can tell."""
+    scopes = tuple(f"blocks.{number // 10}.layer{number % 10}.weight" for number in range(FLEET_TENSORS))
+    _write(root / "ended" / "0", scopes, FLEET_STEPS)
+    training = _fleet_writer(root / "training" / "0", scopes)
+    kinds = {"ended": num_runs - num_runs // 2, "training": num_runs // 2}
+    for kind, count in kinds.items():
+        for number in range(1, count):
+            shutil.copytree(root / kind / "0", root / kind / str(number))  # with the times of its files
+    training.close()
+    return [root / "training" / str(number) for number in range(1, kinds["training"])]
+
+
+def _fleet_writer(path: Path, scopes: tuple[str, ...]) -> RunWriter:
+    """A run that is not closed."""
+    now = time.time()
+    writer = RunWriter(path, info=RunInfo(model="Large", started=now), config={})
+    for step, readings in _readings(scopes, FLEET_STEPS):
+        writer.append(step, [Block(step, now, *reading) for reading in readings])
+    finding = Finding("G104", "", 9, Severity.CRITICAL, 9.0, 2.0)
+    alert = Alert("G104", "gradient-spike", "", Severity.CRITICAL, AlertState.FIRING, 9, 9, 9, finding)
+    writer.record(9, alerts=[alert])
+    writer.flush()
+    return writer
+
+
+def _measured_fleet(root: Path, num_runs: int) -> list[tuple[str, str]]:
+    training = write_fleet(root, num_runs)
+    requests = {
+        "list of runs": "/api/runs", "/metrics": "/metrics", "a run that ended": "/api/run?run=ended/0",
+        "a run that trains": "/api/run?run=training/1",
+        "its loss": "/api/series?run=training/1&series=train/loss@&columns=400",
+    }  # fmt: skip
+    rows = []
+    for name, request in requests.items():
+        port = _free_port()
+        with _process([sys.executable, "-c", _SERVE, str(root), str(port)]) as process:
+            base = f"http://127.0.0.1:{port}"
+            _until(partial(_get, f"{base}/api/run?run=ended/1"))
+            seconds, worked = [], []
+            for _ in range(1 + FLEET_ROUNDS):
+                begin, before = time.perf_counter(), _cpu_seconds(process)
+                size = len(_get(base + request))
+                seconds.append(time.perf_counter() - begin)
+                worked.append(_cpu_seconds(process) - before)
+                _touch(training)
+            first = _both(seconds[0], worked[0])
+            again = _both(statistics.median(seconds[1:]), statistics.median(worked[1:]))
+            value = f"{first}; again {again}; {size / 1e6:.2f} MB, memory {_megabytes(process):.0f} MB"
+            rows.append((f"{num_runs:,} runs, {name}", value))
+    return rows
+
+
+def _touch(training: list[Path]) -> None:
+    """Make every run look as if its writer had just added a row: its files have changed, and so has its summary."""
+    for path in training:
+        changed = time.time_ns()
+        os.utime(path / "run.db-wal", ns=(changed, changed))
+        plain = json.loads((path / "summary.json").read_text())
+        plain["files"]["run.db-wal"][1] = changed
+        (path / "summary.json").write_text(json.dumps(plain))
 
 
 _OPENINGS = 5

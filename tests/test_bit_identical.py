@@ -282,7 +282,9 @@ check("every public name")
 
 
 @pytest.mark.parametrize(
-    "views", ["None", "[forewarn.LiveView()]", "[forewarn.TensorBoardView('board')]", "[]"], ids=str.strip
+    "views",
+    ["None", "[forewarn.LiveView()]", "[forewarn.TensorBoardView('board')]", "[forewarn.Prometheus(port=0)]", "[]"],
+    ids=str.strip,
 )
 def test_nothing_of_the_first_run_of_a_process_moves_a_random_state(views, tmp_path):
     """What it imports may draw a number: only a new process shows it."""

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from forewarn.views import View
     from forewarn.views.console import AlertLines, LogLines
     from forewarn.views.live import LiveView
+    from forewarn.views.prometheus import Prometheus
     from forewarn.views.tensorboard import TensorBoardView
 
 _HOMES = {
@@ -123,6 +124,7 @@ _HOMES = {
     "View": "views",
     **dict.fromkeys(("AlertLines", "LogLines"), "views.console"),
     "LiveView": "views.live",
+    "Prometheus": "views.prometheus",
     "TensorBoardView": "views.tensorboard",
     "Forecast": "judge.forecast",
     "Trainer": "lab.trainer",
@@ -193,6 +195,7 @@ __all__ = [
     "Preflight",
     "PreflightCheck",
     "Probe",
+    "Prometheus",
     "Reading",
     "Reason",
     "Reduce",

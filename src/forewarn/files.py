@@ -48,9 +48,9 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """
     draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
     draft.unlink(missing_ok=True)  # left by a killed process with the same process id
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS | _AS_IT_IS, 0o666)
+    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINKS | _AS_IT_IS, 0o666)
     try:
-        with open(descriptor, "wb") as file:
+        with open(descriptor, "w+b") as file:  # writers of HDF5 read what they wrote
             yield file
             file.flush()
             if durable:

@@ -90,7 +90,8 @@ def test_judging_a_run_needs_no_torch(tmp_path: object) -> None:
 import sys
 from forewarn.cli import main
 for arguments in ("check {tmp_path}", "ls {tmp_path}", "rules", "explain L102", "show {tmp_path}",
-                  "compare {tmp_path} {tmp_path}", "report {tmp_path} --json", "serve {tmp_path}/none"):
+                  "compare {tmp_path} {tmp_path}", "report {tmp_path} --json", "serve {tmp_path}/none",
+                  "export {tmp_path} --to csv", "mcp {tmp_path}/none"):
     try:
         main(arguments.split())
     except SystemExit:

@@ -78,6 +78,28 @@ def test_beyond_this_machine_the_address_has_the_token(root: Path, built: Path) 
         stopped(process)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT")
+def test_a_token_of_ones_own_is_used_and_not_printed(
+    forewarn: Call, root: Path, built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREWARN_TOKEN", "correct-horse-battery")
+    process, address = started(built, root, "--host", "0.0.0.0", "--port", "0")
+    try:
+        assert address.endswith("/?token=$FOREWARN_TOKEN")
+        (port,) = re.findall(r":(\d+)/", address)
+        scrape = urllib.request.Request(
+            f"http://127.0.0.1:{port}/metrics", headers={"authorization": "Bearer correct-horse-battery"}
+        )
+        assert b"forewarn_runs{" in urllib.request.urlopen(scrape, timeout=20).read()
+    finally:
+        stopped(process)
+    monkeypatch.setenv("FOREWARN_TOKEN", "short")
+    said = forewarn("serve", root, "--no-browser", "--port", "0")
+    assert said.code == 3
+    assert "FOREWARN_TOKEN is too short to be safe; use at least 16 characters" in said.err
+    assert "short\n" not in said.err
+
+
 def test_what_is_missing_is_told_in_one_sentence(
     forewarn: Call,
     root: Path,

@@ -48,6 +48,10 @@ SECTIONS = {
         "compare": "forewarn compare runs/demo runs/demo-saved",
         "report": "forewarn report runs/demo -o report.html",
     },
+    "Use a run elsewhere": {
+        "export": "forewarn export runs/demo --to csv",
+        "mcp": "forewarn mcp runs",
+    },
     "Be told": {
         "notify": "forewarn notify --test json://localhost:8000",
     },

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--json", "wants_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.option("--json", "wants_json", is_flag=True, help="Print one JSON object and nothing else; see docs/agents.md.")
 @click.option(
     "--config", "config_path", type=click.Path(path_type=Path), metavar="TOML",
     help="Judge with the settings in this TOML file instead of the run's own.",

@@ -12,6 +12,9 @@ from pathlib import Path
 import click
 
 PORT = 7007
+TOKEN = "FOREWARN_TOKEN"
+"""The variable for a token that stays the same, such as one that Prometheus knows."""
+_SHORTEST_TOKEN = 16
 _MOST_PORTS = 20
 """Number of ports to try, beginning with the wanted one."""
 
@@ -39,6 +42,8 @@ def command(runs: Path, port: int, host: str, no_browser: bool) -> None:
     \b
     From another machine, through SSH:
       ssh -L 7007:localhost:7007 user@server forewarn serve /data/runs --no-browser
+
+    Prometheus finds the runs that train at /metrics. With --host, set FOREWARN_TOKEN to a token that stays the same.
     """
     from forewarn.cli.terminal import Failure
     from forewarn.views.page.built_page import NOT_BUILT, is_built
@@ -46,7 +51,8 @@ def command(runs: Path, port: int, host: str, no_browser: bool) -> None:
     try:
         import uvicorn  # noqa: F401
 
-        from forewarn.views.page.server import EVERYWHERE, app, is_loopback, serve
+        from forewarn.views.addresses import EVERYWHERE, is_loopback
+        from forewarn.views.page.server import app, serve
     except ModuleNotFoundError as error:
         raise Failure("forewarn serve needs starlette and uvicorn: pip install 'forewarn[dashboard]'") from error
     import secrets
@@ -55,14 +61,25 @@ def command(runs: Path, port: int, host: str, no_browser: bool) -> None:
         raise Failure(f"no such directory: {runs}; pass the one that holds your runs, or create a run: forewarn demo")
     if not is_built():
         raise Failure(NOT_BUILT)
+    token = _own_token() or secrets.token_urlsafe(24)
     listener = _listening(host, port)
-    token = secrets.token_urlsafe(24)
     name = socket.gethostname() if host in EVERYWHERE else f"[{host}]" if ":" in host else host
-    address = f"http://{name}:{listener.getsockname()[1]}/" + ("" if is_loopback(host) else f"?token={token}")
-    click.echo(f"{runs} at {address}\nStop with Ctrl-C.")
+    address = f"http://{name}:{listener.getsockname()[1]}/"
+    shown = f"${TOKEN}" if _own_token() else token
+    click.echo(f"{runs} at {address}{'' if is_loopback(host) else f'?token={shown}'}\nStop with Ctrl-C.")
     if not no_browser:
-        _open(address)
+        _open(address if is_loopback(host) else f"{address}?token={token}")
     serve(app(runs, token, host), listener)
+
+
+def _own_token() -> str:
+    """The token that the user chose; empty if there is none."""
+    from forewarn.cli.terminal import Failure
+
+    token = os.environ.get(TOKEN, "")
+    if token and len(token) < _SHORTEST_TOKEN:
+        raise Failure(f"{TOKEN} is too short to be safe; use at least {_SHORTEST_TOKEN} characters")
+    return token
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -106,7 +106,7 @@ def opened(path: Path) -> Iterator[Run]:
         raise Failure(str(error)) from error
     except UnknownSeriesError as error:
         raise Failure(f"{path} cannot be read: {error}") from error
-    except _MADE_BY_WRONG_VALUES as error:
+    except MADE_BY_WRONG_VALUES as error:
         _log.debug("%s cannot be read", path, exc_info=True)
         reason = f"{type(error).__name__}: {error}"
         raise Failure(
@@ -114,7 +114,7 @@ def opened(path: Path) -> Iterator[Run]:
         ) from error
 
 
-_MADE_BY_WRONG_VALUES = (
+MADE_BY_WRONG_VALUES = (
     ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
 """Exceptions that unexpected values cause."""
@@ -152,6 +152,23 @@ def busy(words: str) -> contextlib.AbstractContextManager[object]:
 
     console = plain_console(stderr=True)
     return console.status(words) if console.is_terminal else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def share_done(total: int) -> Iterator[Callable[[str, int], None]]:
+    """A progress bar in percent on standard error, if it is a terminal.
+
+    Call what is yielded with words, and with how much was done since the last call.
+    """
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from forewarn.views.console import plain_console
+
+    console = plain_console(stderr=True)
+    columns = (TaskProgressColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=max(1, total))
+        yield lambda words, done: bar.update(task, advance=done, description=words)
 
 
 @contextlib.contextmanager
@@ -231,7 +248,7 @@ def newest(path: Path, is_usable: Callable[[Path], bool]) -> Path:
 
 def print_json(value: Any) -> None:
     """Print one JSON value to standard output, with non-finite numbers as null."""
-    _write(json.dumps(_plain(value), indent=2, allow_nan=False))
+    _write(json.dumps(json_plain(value), indent=2, allow_nan=False))
 
 
 def _write(text: str, stream: IO[str] | None = None) -> None:
@@ -242,13 +259,14 @@ def _write(text: str, stream: IO[str] | None = None) -> None:
         click.echo(fit_for(stream, text), file=stream)
 
 
-def _plain(value: Any) -> Any:
+def json_plain(value: Any) -> Any:
+    """Plain values that JSON can hold: numbers that are not finite are None."""
     if isinstance(value, float):
         return _shortest(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): json_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [json_plain(item) for item in value]
     return value
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -40,6 +41,10 @@ from forewarn.views.wording import (
     steps_of,
 )
 
+VERSION = 1
+"""Version of the JSON; it rises if a key is removed or means something else."""
+MOST_ALERTS, MOST_OF_A_RULE, MOST_ENTRIES, LONGEST_TEXT = 100, 20, 100, 500
+"""Limits of the JSON: alerts, alerts of one rule, entries of other lists, characters of a text."""
 MOST_EPOCHS = 5
 MOST_ACTIONS = 20
 VERDICT_STYLES = ("bold green", "bold yellow", "bold red")
@@ -49,10 +54,15 @@ _MARKS = {
 }  # fmt: skip
 
 
-def as_json(run: Run, diagnosis: Diagnosis, covered: Coverage | None = None) -> dict[str, Any]:
-    """The whole diagnosis as plain values; alerts are ranked, most important first."""
+def as_json(
+    run: Run, diagnosis: Diagnosis, covered: Coverage | None = None, most_alerts: int = MOST_ALERTS
+) -> dict[str, Any]:
+    """The diagnosis as plain values of a bounded size, as `check.schema.json` describes them."""
     end = None if diagnosis.end is None else {"reason": diagnosis.end[0], "time": diagnosis.end[1]}
-    return {
+    actions, snapshots = run.actions(), snapshots_in(run.path)
+    severities = Counter(str(alert.severity) for alert in diagnosis.ranked)
+    plain = {
+        "version": VERSION,
         "run": str(run.path),
         "model": run.info.model,
         "verdict": diagnosis.verdict,
@@ -61,13 +71,44 @@ def as_json(run: Run, diagnosis: Diagnosis, covered: Coverage | None = None) -> 
         "last_step": diagnosis.last_step,
         "end": end,
         "first_to_end": None if (first := _first_to_end(run)) is None else first.to_json(),
-        "alerts": [{**alert.to_json(), "follows": diagnosis.cause_of(alert) or ""} for alert in diagnosis.ranked],
+        "counts": {
+            "severities": {str(severity): severities[str(severity)] for severity in reversed(Severity)},
+            "rules": Counter(alert.code for alert in diagnosis.ranked),
+            "epochs": len(diagnosis.epochs),
+            "actions": len(actions),
+            "snapshots": len(snapshots),
+        },
+        "alerts": [
+            {**alert.to_json(), "follows": diagnosis.cause_of(alert) or ""}
+            for alert in _most_important(diagnosis.ranked, most_alerts)
+        ],
         "checklist": [dataclasses.asdict(check) for check in diagnosis.checklist],
-        "epochs": [dataclasses.asdict(epoch) for epoch in diagnosis.epochs],
-        "actions": [action.to_json() for action in run.actions()],
-        "snapshots": [str(path) for path in snapshots_in(run.path)],
+        "epochs": [dataclasses.asdict(epoch) for epoch in diagnosis.epochs[-MOST_ENTRIES:]],
+        "actions": [action.to_json() for action in actions[-MOST_ENTRIES:]],
+        "snapshots": [str(path) for path in snapshots[-MOST_ENTRIES:]],
         **({} if covered is None else imported_json(run, covered)),
     }
+    return cast(dict[str, Any], _bounded(plain))
+
+
+def _most_important(ranked: Iterable[Alert], most: int) -> list[Alert]:
+    """The first alerts, but not too many of one rule: thousands of layers may have the same problem."""
+    taken: Counter[str] = Counter()
+    kept: list[Alert] = []
+    for alert in ranked:
+        taken[alert.code] += 1
+        if len(kept) < most and taken[alert.code] <= MOST_OF_A_RULE:
+            kept.append(alert)
+    return kept
+
+
+def _bounded(value: Any) -> Any:
+    """Plain values whose texts are cut in the middle where they are too long."""
+    if isinstance(value, str) and len(value) > LONGEST_TEXT:
+        return f"{value[: LONGEST_TEXT // 2]}…{value[-LONGEST_TEXT // 2 + 1 :]}"
+    if isinstance(value, Mapping):
+        return {_bounded(key): _bounded(item) for key, item in value.items()}
+    return [_bounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def as_text(

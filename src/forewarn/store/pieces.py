@@ -23,6 +23,8 @@ class Piece:
 
     scopes: tuple[str, ...]
     steps: NDArray[np.int64]
+    times: NDArray[np.float64]
+    """Seconds since the epoch."""
     values: Values
     """As [scopes, steps]."""
 

@@ -199,10 +199,11 @@ class Run:
                 wanted = places.rows < self._extent.rows
                 wanted = wanted if start is None else wanted & (steps >= start)
                 wanted = wanted if end is None else wanted & (steps <= end)
+                times = times_at(index, self._catalog, places)
                 for first, values in values_between(connection, self._catalog, layout, places, wanted):
                     kept = np.flatnonzero(wanted[first : first + values.shape[1]])
                     if len(kept):
-                        yield Piece(scopes, steps[first + kept], values[:, kept])
+                        yield Piece(scopes, steps[first + kept], times[first + kept], values[:, kept])
 
     def distributions(self) -> dict[str, tuple[str, ...]]:
         """The metrics that have histograms, such as `gradient/histogram`, each with its scopes."""
@@ -230,15 +231,16 @@ class Run:
                 raise UnknownSeriesError(_unknown(f"scope of {name}", scope, candidates))
             return histograms_of(connection, name, places, self._extent.distributions)
 
-    def steps(self, start: int | None = None) -> Iterator[tuple[int, list[Block]]]:
+    def steps(self, start: int | None = None, end: int | None = None) -> Iterator[tuple[int, list[Block]]]:
         """The step and blocks of every call of `append`, in order and bit for bit.
 
-        A step that was appended twice comes twice. Steps before `start` are left out. The iteration covers the run as
-        it was when it began, and reads it piece by piece. Values are read-only views into a piece. Raises ResumedError
-        if the run is resumed from an earlier step meanwhile.
+        A step that was appended twice comes twice. Steps before `start` and after `end` are left out. The iteration
+        covers the run as it was when it began, and reads it piece by piece. Values are read-only views into a piece.
+        Raises ResumedError if the run is resumed from an earlier step meanwhile.
         """
         reading, index = self._as_it_is()
-        return replay(reading, index, np.ones(len(index), np.bool_) if start is None else index.steps >= start)
+        wanted = np.ones(len(index), np.bool_) if start is None else index.steps >= start
+        return replay(reading, index, wanted if end is None else wanted & (index.steps <= end))
 
     def stretches(self) -> Iterator[Stretch]:
         """The same rows, thousands at a time, for readers that need only a few of them one by one."""
@@ -300,19 +302,21 @@ class Run:
         metrics: str | Sequence[str] | None = None,
         scopes: str | Sequence[str] | None = None,
         *,
+        steps: tuple[int | None, int | None] | None = None,
         long: bool = False,
     ) -> pd.DataFrame:
         """The readings as a DataFrame: one row per step, one column per metric and scope.
 
         `run.to_pandas()["train/loss"]` is a Series, `run.to_pandas("gradient/norm")["gradient/norm"]` a DataFrame with
-        a column per parameter. `metrics` and `scopes` are names, or regular expressions to search the names for.
-        Without them, metrics of single tensors, layers and heads are left out: a large model has thousands.
-        `metrics="."` takes everything. NaN stands where a step has no reading; of a step recorded twice, the last
+        a column per parameter. `metrics` and `scopes` are names, globs such as `gradient/*`, or regular expressions to
+        search the names for. `steps` are the first and the last step, None for no limit. Without `metrics` and
+        `scopes`, metrics of single tensors, layers and heads are left out: a large model has thousands. `metrics="."`
+        takes everything. NaN stands where a step has no reading; of a step recorded twice, the last
         reading counts. With `long`, each reading is a row: step, time, metric, scope and value. Needs pandas.
         """
         from forewarn.views.frame import frame
 
-        return frame(self, metrics, scopes, long)
+        return frame(self, metrics, scopes, steps, long)
 
     def plot(self, *metrics: str) -> Figure:
         """The loss, its moving average and the validation loss, the learning rate below, and where alerts fired.

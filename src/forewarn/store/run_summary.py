@@ -16,21 +16,22 @@ import numpy as np
 
 from forewarn.codec import Noun
 from forewarn.files import read_regular, replacing
+from forewarn.metrics import BUILT_IN, catalogue_of
 from forewarn.standing import run_state
 from forewarn.store import database, manifest
 from forewarn.store.catalog import Catalog
 from forewarn.store.chunks import FLOATS
 from forewarn.store.columns import TIMES
+from forewarn.store.newest import MOST_BYTES, NewestReadings, newest_of
 from forewarn.store.plain import decoded, encoded
 from forewarn.store.reader import Run, open_run
 from forewarn.store.records import INSERT_EVENT, INSERT_RECORD, Event, event_from, from_text
 from forewarn.store.tail import INSERT_ROW, TailRow
-from forewarn.types import Alert, Severity
+from forewarn.types import Alert, AlertState, Severity, Values
 
 NAME = "summary.json"
 _FILES = (manifest.NAME, database.NAME, f"{database.NAME}-wal")
 """The files that a summary describes. It is valid until one of them changes."""
-_MOST_BYTES = 1 << 16
 _LOSS = "train/loss"
 
 _log = logging.getLogger("forewarn")
@@ -85,7 +86,7 @@ def kept_summary(directory: Path) -> Summary | None:
     In that case read the database. Runs of earlier versions have no summary, and after a kill it may be out of date.
     """
     try:
-        plain = decoded(read_regular(directory / NAME, _MOST_BYTES).decode())
+        plain = decoded(read_regular(directory / NAME, MOST_BYTES).decode())
         summary = Summary.from_json(plain["summary"])
         loss = None if summary.last_loss is None else float(summary.last_loss)
         if math.isfinite(summary.updated) and plain["files"] == stamp_of(directory):
@@ -118,6 +119,8 @@ class SummaryKeeper:
         self._directory = directory
         self._catalog = Catalog()
         self._summary: Summary | None = None
+        self._newest = NewestReadings(BUILT_IN)
+        self._firing: dict[tuple[str, str, int], Alert] = {}
         self._written: tuple[Stamp, Summary] | None = None
         self._guarded(self._begin)
 
@@ -141,7 +144,10 @@ class SummaryKeeper:
     def _begin(self) -> None:
         with open_run(self._directory) as run:
             self._summary = summary_of(run)
-            self._severities = {_episode(alert): str(alert.severity) for alert in run.alerts()}
+            alerts = {_episode(alert): alert for alert in run.alerts()}
+            self._newest = NewestReadings(catalogue_of(run.info))
+        self._severities = {episode: str(alert.severity) for episode, alert in alerts.items()}
+        self._firing = {episode: alert for episode, alert in alerts.items() if alert.state is AlertState.FIRING}
 
     def _take(self, connection: Connection, batch: Sequence[Item]) -> None:
         rows = [parameters for statement, parameters in batch if statement is INSERT_ROW]
@@ -153,12 +159,17 @@ class SummaryKeeper:
         if alerts:
             self._severities |= {_episode(alert): str(alert.severity) for alert in alerts}
             self._change(severities=Counter(self._severities.values()))
+        for alert in alerts:
+            self._firing.pop(_episode(alert), None)
+            if alert.state is AlertState.FIRING:
+                self._firing[_episode(alert)] = alert
         for statement, parameters in batch:
             if statement is INSERT_EVENT:
                 self._take_event(event_from(*parameters))
         if rows:
             self._catalog.refresh(connection)
             self._take_rows(connection, rows)
+            self._take_newest(connection, rows)
 
     def _take_event(self, event: Event) -> None:
         if event.kind in ("end", "resume"):
@@ -188,6 +199,24 @@ class SummaryKeeper:
             break
         return None
 
+    def _take_newest(self, connection: Connection, rows: Sequence[Sequence[Any]]) -> None:
+        """The newest reading of each metric; rows of the same pattern have the same metrics."""
+        patterns: set[int] = set()
+        blocks: dict[int, Values] = {}
+        for row in (TailRow(*row) for row in reversed(rows)):
+            if row.pattern in patterns:
+                continue
+            patterns.add(row.pattern)
+            pattern = self._catalog.patterns[row.pattern]
+            end = pattern.num_values
+            for number in reversed(pattern.layouts):
+                begin = end - self._catalog.layouts[number].num_scopes
+                blocks.setdefault(number, np.frombuffer(row.body, FLOATS)[begin:end])
+                end = begin
+        for number, values in reversed(blocks.items()):  # the newest last
+            layout = self._catalog.layouts[number]
+            self._newest.take(layout.name, self._catalog.scopes_of(layout, connection), values)
+
     def _losses(self, connection: Connection, row: TailRow) -> Iterator[float]:
         """The training losses in a row, last one first."""
         pattern = self._catalog.patterns[row.pattern]
@@ -201,8 +230,10 @@ class SummaryKeeper:
     def _write(self, summary: Summary) -> None:
         state = stamp_of(self._directory), summary
         if state != self._written:
+            newest = newest_of(self._newest.readings(), self._firing.values())
+            plain = {"files": state[0], "summary": summary.to_json(), "newest": newest.to_json()}
             with replacing(self._directory / NAME, durable=False) as file:
-                file.write(encoded({"files": state[0], "summary": summary.to_json()}).encode())
+                file.write(encoded(plain).encode())
             self._written = state
 
 

@@ -83,6 +83,9 @@ class TensorBoardView:
     event file to the same folder and keeps its tags, which are stored there in `forewarn-topk.json`.
     """
 
+    _leaves_out = True
+    """Whether NaN and metrics that hardly ever change are left out."""
+
     def __init__(
         self, folder: str | Path, *, topk: int = 5, detail: Literal["aggregates", "full"] = "aggregates"
     ) -> None:
@@ -100,7 +103,7 @@ class TensorBoardView:
         self._writer: Any = None
         self._full = detail == "full"
         self._histograms: list[Distribution] = []
-        self._tags = _Tags(full=detail == "full")
+        self._tags = _Tags(full=detail == "full", left_out=_LEFT_OUT if self._leaves_out else set())
         self._memory = f"{self._folder}/forewarn-topk.json"
         earlier = self._remembered()
         self._gradients = _Picks(topk, topk // 2, earlier.get(TOPK_GRADIENTS, []))
@@ -116,13 +119,14 @@ class TensorBoardView:
         """Nothing is left to be told."""
 
     def show(self, step: int, blocks: Sequence[Block], changed: Sequence[Alert], taken: Sequence[Action]) -> None:
-        event = self._new_event(wall_time=blocks[0].time if blocks else time.time(), step=step)
+        measured = [block.time for block in blocks[:1]] or [part.time for part in self._histograms[:1]]
+        event = self._new_event(wall_time=measured[0] if measured else time.time(), step=step)
         add = event.summary.value.add
         for block in blocks:
             tags = self._tags.of(block)
             if tags:
                 for tag, value in zip(tags, block.values.tolist(), strict=True):
-                    if tag and value == value:
+                    if tag and (value == value or not self._leaves_out):
                         add(tag=tag, simple_value=value)
         for tag, value in self._topk({block.name: block for block in blocks}):
             if value == value:
@@ -193,8 +197,9 @@ class TensorBoardView:
 class _Tags:
     """Unique TensorBoard tags of readings, each created once."""
 
-    def __init__(self, *, full: bool) -> None:
+    def __init__(self, *, full: bool, left_out: set[str]) -> None:
         self._full = full
+        self._left_out = left_out
         self._layouts: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         """The scopes and tags of each metric's last block."""
         self._made: dict[tuple[str, str], str] = {}
@@ -222,7 +227,7 @@ class _Tags:
         metric = find(name)
         if metric is not None and metric.scope is Scope.GROUP:  # there are few groups; a single one needs no name
             return self.one(name, scope if num_scopes > 1 else "")
-        is_shown = self._full if scope else name not in _LEFT_OUT
+        is_shown = self._full if scope else name not in self._left_out
         return self.one(name, scope) if is_shown else ""
 
 

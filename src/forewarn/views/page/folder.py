@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,8 +19,11 @@ import numpy as np
 from forewarn.files import read_regular, replacing
 from forewarn.standing import FAILED, run_state
 from forewarn.store import ResumedError, Run, RunError, database, list_runs, manifest, open_run
+from forewarn.store.newest import Newest, kept_newest
+from forewarn.store.run_summary import NAME as SUMMARY
 from forewarn.store.run_summary import Stamp, Summary, kept_summary, stamp_of, summary_of
 from forewarn.types import in_words
+from forewarn.views.exposition import LIVE, RECENT_SECONDS, Exported
 from forewarn.views.wording import literal
 
 NOTES = "notes.json"
@@ -61,32 +65,38 @@ class Folder:
         path = self.root / name
         try:
             is_inside = Path(os.path.realpath(path)).is_relative_to(self._real) and ".." not in Path(name).parts
-            if is_inside and 0 < len(name) <= _LONGEST_NAME and (path / manifest.NAME).is_file():
+            if is_inside and 0 < len(name) <= _LONGEST_NAME and self._holds(path):
                 return path
         except (OSError, ValueError):  # no file can have such a name
             pass
         raise NoRunError(f"there is no run {literal(name[:200])!r} here")
 
+    def _holds(self, path: Path) -> bool:
+        """Whether a directory holds a run whose own files are not links that lead out of the folder."""
+        files = [path / manifest.NAME, path / database.NAME]
+        links = [file for file in files if file.is_symlink()]
+        return files[0].is_file() and all(Path(os.path.realpath(link)).is_relative_to(self._real) for link in links)
+
     def names(self) -> list[str]:
         """All runs, most recently written first."""
+        return [name for name, _ in self._paths()]
+
+    def _paths(self) -> Iterator[tuple[str, Path]]:
+        """The name and directory of every run, most recently written first."""
         if self.is_one_run:
-            return [self._real.name]
-        names = []
+            yield self._real.name, self.root
+            return
         for path in list_runs(self.root):
             name = path.relative_to(self.root).as_posix()
-            try:
-                self.path_of(name)
-            except NoRunError:  # a link that leads out of the folder
-                continue
-            names.append(name)
-        return names
+            with suppress(NoRunError):  # a link that leads out of the folder
+                yield name, self.path_of(name)
 
     def stamps(self) -> dict[str, Stamp]:
         """The state of the files of each run."""
         stamps: dict[str, Stamp] = {}
-        for name in self.names():
-            with suppress(NoRunError):  # deleted meanwhile
-                stamps[name] = self.stamp(name)
+        for name, path in self._paths():
+            with suppress(OSError):  # deleted meanwhile
+                stamps[name] = stamp_of(path)
         return stamps
 
     def stamp(self, name: str) -> Stamp:
@@ -99,13 +109,13 @@ class Folder:
     def rows(self) -> list[dict[str, Any]]:
         """All runs in a few numbers each."""
         rows = []
-        for name in self.names():
-            with suppress(NoRunError):  # deleted meanwhile
-                rows.append(self._row(name))
+        for name, path in self._paths():
+            with suppress(NoRunError, OSError):  # deleted meanwhile
+                rows.append(self._row(name, path))
         return rows
 
-    def _row(self, name: str) -> dict[str, Any]:
-        path, stamp = self.path_of(name), self.stamp(name)
+    def _row(self, name: str, path: Path) -> dict[str, Any]:
+        stamp = stamp_of(path)
         kept = self._rows.get(name)
         if kept is None or kept[0] != stamp:
             try:
@@ -122,6 +132,19 @@ class Folder:
         end = row.pop("end", None)
         row["state"] = run_state(end, row["updated"]) if row["updated"] is not None else FAILED
         return {**row, **read_notes(path)}
+
+    def exported(self) -> tuple[dict[str, int], list[Exported]]:
+        """The number of runs by state, and what Prometheus gets of those that train or ended a short while ago."""
+        rows = self.rows()
+        recent = time.time() - RECENT_SECONDS
+        runs = []
+        for row in rows:
+            is_live = row["state"] in LIVE
+            if row["updated"] is not None and (is_live or row["updated"] > recent):
+                directory = self.root if self.is_one_run else self.root / row["run"]
+                newest = kept_newest(directory / SUMMARY) if is_live else Newest()
+                runs.append(Exported(row["run"], row["state"], row["last_step"], row["updated"], newest))
+        return Counter(row["state"] for row in rows), runs
 
     def read(self, name: str, work: Callable[[Run], T]) -> T:
         """The result of `work` on one consistent state of a run."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import html
-import ipaddress
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -26,15 +25,15 @@ from forewarn.standing import run_state
 from forewarn.store import Run, RunError, open_run
 from forewarn.store.errors import UnknownSeriesError
 from forewarn.store.run_summary import Stamp
+from forewarn.views.addresses import host_of, is_loopback, is_own
 from forewarn.views.comparison import MOST_RUNS, compare
+from forewarn.views.exposition import CONTENT_TYPE, exposition
 from forewarn.views.page.answers import ANSWERS, BadRequestError, Query
 from forewarn.views.page.built_page import NOT_BUILT, asset, asset_stamp
 from forewarn.views.page.folder import Folder, NoRunError, checked_notes, write_notes
 from forewarn.views.page.overview import overview
 from forewarn.views.page.packing import json_bytes
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-EVERYWHERE = ("0.0.0.0", "::")
 POLL_SECONDS = 0.5
 LIST_SECONDS = 2.0
 ALIVE_SECONDS = 15.0
@@ -77,6 +76,7 @@ def app(root: Path, token: str, host: str = "127.0.0.1") -> Guarded:
         "/": dashboard.index,
         "/page.js": partial(dashboard.file, "page.js", "text/javascript"),
         "/page.css": partial(dashboard.file, "page.css", "text/css"),
+        "/metrics": dashboard.metrics,
         "/api/runs": dashboard.runs,
         "/api/run": dashboard.run,
         **{path: partial(dashboard.data, path) for path in ANSWERS},
@@ -133,20 +133,13 @@ class Guarded:
         await (refusal or self._answering)(scope, receive, send_safely)
 
     def _refusal(self, request: Request) -> Response | None:
-        if not self._is_own(host_of(request.headers.get("host", ""))):
+        if not is_own(host_of(request.headers.get("host", "")), self._host):
             return _error(403, "this server answers only to its own address")
         if len(request.url.query) > LONGEST_QUERY:
             return _error(414, "the request is too long")
         if self._dashboard.needs_token and not self._dashboard.is_allowed(request):
             return _error(401, "this address needs the token that forewarn serve printed: …/?token=…")
         return None
-
-    def _is_own(self, host: str) -> bool:
-        """Whether the server was asked by its own name; any other could be that of a hostile page."""
-        if host in LOOPBACK or host == self._host.lower():
-            return True
-        name = socket.gethostname().lower()
-        return self._host in EVERYWHERE and (_is_address(host) or host == name or host.startswith(f"{name}."))
 
 
 class _Dashboard:
@@ -158,8 +151,9 @@ class _Dashboard:
         self.closing = asyncio.Event()
 
     def is_allowed(self, request: Request) -> bool:
-        """Whether a request carries the token: in the address, a header or the cookie."""
+        """Whether a request carries the token: in the address, in one of two headers or in the cookie."""
         given = (
+            request.headers.get("authorization", "").removeprefix("Bearer "),
             request.query_params.get("token", ""),
             request.headers.get(TOKEN_HEADER, ""),
             request.cookies.get(COOKIE, ""),
@@ -192,6 +186,12 @@ class _Dashboard:
     async def runs(self, request: Request) -> Response:
         rows = await run_in_threadpool(self._folder.rows)
         return _json({"root": str(self._folder.root), "runs": rows})
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus: every run that trains, from the summaries that their writers keep."""
+        states, runs = await run_in_threadpool(self._folder.exported)
+        text = await run_in_threadpool(exposition, runs, states)
+        return Response(text.encode(), headers={"content-type": CONTENT_TYPE})
 
     async def run(self, request: Request) -> Response:
         name = _run_of(request)
@@ -336,27 +336,6 @@ def _run_of(request: Request) -> str:
     if name is None:
         raise BadRequestError("the request needs run=…")
     return name
-
-
-def host_of(header: str) -> str:
-    """The host in a Host header, without its port."""
-    name = header.strip().lower()
-    if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name.rpartition(":")[0] if name.count(":") == 1 else name
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server at this address."""
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _json(value: Any, status: int = 200) -> Response:

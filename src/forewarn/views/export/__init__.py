@@ -1,0 +1,1 @@
+"""A stored run as a file of another format. Runs of any size are read piece by piece."""
