@@ -171,9 +171,9 @@ class GainProbe(Probe):
         is_of_task = np.array([own == task for own, _ in boundaries])
         for side, get in enumerate((_input_of, _output_of)):
             blocks = np.array([get(boundary) for _, boundary in boundaries])
-            known = is_of_task & (blocks >= 0)
-            np.add.at(squares[side], blocks[known], values[known])
-            seen[side, blocks[known]] = True
+            is_at_block = is_of_task & (blocks >= 0)
+            np.add.at(squares[side], blocks[is_at_block], values[is_at_block])
+            seen[side, blocks[is_at_block]] = True
         return squares, seen
 
     def _block_norms(self, norms: Array) -> Iterator[Reading]:
