@@ -54,12 +54,12 @@ class _Followed:
     def _grow(self, num_outputs: int) -> None:
         raise NotImplementedError
 
-    def _known(self, rows: Any, shares: Any, is_known: NDArray[np.bool_]) -> Sequence[Any]:
-        """The shares; NaN where too little is known. On the host they are floats, else tensors on their device."""
+    def _in_a_list(self, shares: Any, is_certain: NDArray[np.bool_]) -> Sequence[Any]:
+        """The shares; NaN where too little was read. On the host they are floats, else tensors on their device."""
         if isinstance(shares, Tensor):
-            return [share if known else np.nan for share, known in zip(shares, is_known, strict=True)]
-        known: list[float] = np.where(is_known, shares, np.nan).tolist()
-        return known
+            return [share if certain else np.nan for share, certain in zip(shares, is_certain, strict=True)]
+        numbers: list[float] = np.where(is_certain, shares, np.nan).tolist()
+        return numbers
 
 
 class DeadUnits(_Followed):
@@ -95,7 +95,7 @@ class DeadUnits(_Followed):
         """
         idle = self._idle if isinstance(self._idle, Tensor) else self._idle[:, rows]
         dead = (idle[0] >= window) & (idle[1] >= least_positions)
-        return self._known(rows, _mean(dead), self._checks[rows] >= window)
+        return self._in_a_list(_mean(dead), self._checks[rows] >= window)
 
     def state_of(self, scope: str) -> dict[str, Any]:
         """What is known about one output."""
@@ -143,7 +143,7 @@ class SaturatedUnits(_Followed):
             shares = _mean(self._inside <= float(strays[0]))
         else:
             shares = _mean(self._inside[rows] <= strays[:, None])
-        return self._known(rows, shares, (self._checks[rows] >= window) & (self._seen[rows] >= least_positions))
+        return self._in_a_list(shares, (self._checks[rows] >= window) & (self._seen[rows] >= least_positions))
 
     def state_of(self, scope: str) -> dict[str, Any]:
         """What is known about one output."""

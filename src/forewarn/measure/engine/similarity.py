@@ -37,9 +37,9 @@ def similarity(rows: Rows) -> tuple[Value, Value]:
 
 def _native(rows: NDArray[np.float64]) -> tuple[float, float]:
     rows = np.ascontiguousarray(rows, np.float64)
-    found = (ctypes.c_double * 2)()
-    check(library().forewarn_similarity(*rows.shape, rows.ctypes.data, ctypes.addressof(found)))
-    return found[0], found[1]
+    results = (ctypes.c_double * 2)()
+    check(library().forewarn_similarity(*rows.shape, rows.ctypes.data, ctypes.addressof(results)))
+    return results[0], results[1]
 
 
 def _by_torch(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from forewarn.measure.probe import ONE, Array, GradientTap, ModuleTap, Pending, 
 from forewarn.measure.probes.gradients import GradientNorms
 from forewarn.measure.step import Step
 from forewarn.types import Reason
+
+_input_of, _output_of = attrgetter("input_of"), attrgetter("output_of")
 
 _SUM_SQUARES, _NONFINITE = COLUMNS.index("sum_squares"), COLUMNS.index("nonfinite")
 
@@ -94,7 +96,10 @@ class GainProbe(Probe):
             if len(self._modules) < len(self._names):
                 step.unavailable("gain/block", Reason.COMPILED)
 
-        return Pending([row for _, _, row in reached], decode, [Part(How.ROWS)] * len(reached))
+        rows = [row for _, _, row in reached]
+        if self._parameter_index.rank is None and rows and all(isinstance(row, np.ndarray) for row in rows):
+            rows = [np.concatenate(rows)]
+        return Pending(rows, decode, [Part(How.ROWS)] * len(rows))
 
     def state_dict(self) -> dict[str, Any]:
         return {"means": list(self._means)}
@@ -104,7 +109,7 @@ class GainProbe(Probe):
 
     def _entered(self, block: int) -> Callable[..., Iterable[GradientTap]]:
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[GradientTap]:
-            inputs = differentiable([*args, *kwargs.values()])
+            inputs = differentiable(args[0] if len(args) == 1 and not kwargs else [*args, *kwargs.values()])
             same = len(inputs) == len(self._inputs) and all(map(is_, inputs, self._inputs))
             self._side_by_side |= bool(inputs) and same and block != self._block
             self._inputs, self._block = inputs, block
@@ -137,16 +142,10 @@ class GainProbe(Probe):
     def _gains(
         self, step: Step, boundaries: Sequence[tuple[int, _Boundary]], arrays: Sequence[Array]
     ) -> Iterator[Reading]:
-        shape = (2, len(self._names))
-        passes: dict[int, tuple[Array, Array]] = {}
-        for (task, boundary), row in zip(boundaries, arrays, strict=True):
-            squares, seen = passes.setdefault(task, (np.zeros(shape), np.zeros(shape)))
-            for side, block in enumerate((boundary.input_of, boundary.output_of)):
-                if block >= 0:
-                    squares[side, block] += np.nan if row[0, _NONFINITE] else row[0, _SUM_SQUARES]
-                    seen[side, block] = 1
-        complete = (np.where(seen.all(axis=0), squares, 0.0) for squares, seen in passes.values())
-        into, out = np.sum(list(complete), axis=0) if passes else np.zeros(shape)
+        rows = np.concatenate([np.empty((0, len(COLUMNS))), *arrays])
+        passes = [self._of_pass(boundaries, rows, task) for task in dict.fromkeys(task for task, _ in boundaries)]
+        complete = (np.where(seen.all(axis=0), squares, 0.0) for squares, seen in passes)
+        into, out = np.sum(list(complete), axis=0) if passes else np.zeros((2, len(self._names)))
         gains = np.sqrt(np.divide(into, out, out=np.full(len(out), np.nan), where=out > 0))
         if np.isfinite(gains).any():
             yield Reading("gain/block", self._names, gains)
@@ -162,6 +161,20 @@ class GainProbe(Probe):
             yield Reading("gain/amplification", ONE, float(np.exp(np.log(finite).sum())))
         if len(self._means) > 1 and self._means[0] > 0:
             yield Reading("gain/drift", ONE, mean / self._means[0] - 1)
+
+    def _of_pass(
+        self, boundaries: Sequence[tuple[int, _Boundary]], rows: Array, task: int
+    ) -> tuple[Array, NDArray[np.bool_]]:
+        """Σ (gradient)² at the input and at the output of each block in one backward pass, and which were seen."""
+        squares, seen = np.zeros((2, len(self._names))), np.zeros((2, len(self._names)), bool)
+        values = np.where(rows[:, _NONFINITE] > 0, np.nan, rows[:, _SUM_SQUARES])
+        is_of_task = np.array([own == task for own, _ in boundaries])
+        for side, get in enumerate((_input_of, _output_of)):
+            blocks = np.array([get(boundary) for _, boundary in boundaries])
+            is_at_block = is_of_task & (blocks >= 0)
+            np.add.at(squares[side], blocks[is_at_block], values[is_at_block])
+            seen[side, blocks[is_at_block]] = True
+        return squares, seen
 
     def _block_norms(self, norms: Array) -> Iterator[Reading]:
         if self._owners[0] != self._parameter_index.version:
