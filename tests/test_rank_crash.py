@@ -68,7 +68,8 @@ def test_if_a_rank_is_killed_within_a_measured_step_the_run_is_readable_and_the_
     )
     assert check.returncode in (0, 1), check.stderr
     with forewarn.open_run(tmp_path / "run") as run:
-        stored = run.series("train/loss").steps.tolist()
+        is_any = "train/loss" in run.names()  # torchrun may end rank 0 within the half second that is lost at most
+        stored = run.series("train/loss").steps.tolist() if is_any else []
         if how == "patient":
             assert stored == list(range(KILLED_AT))
             assert "Connection closed by peer" in run.end[0] or run.end[0] == "not closed"
