@@ -133,7 +133,8 @@ An unmeasured step sends {word} bytes per rank.
 What is sent on a measured step depends on the number of tensors only, not on their size or on the number of ranks:
 {per_tensor / 1e3:.1f} kB per tensor, of which 2 kB are histograms (`Measure(histograms="off")` saves them). A ring
 reduction moves about twice that over each rank's connection. The first message of every step comes from each rank to
-all of them. Nothing here was run.
+all of them. Not included are 64 rows of the last hidden state (8 bytes per value, at most 2 MB), 8 kB of classes, and
+131 kB per task where tasks are compared. Nothing here was run.
 
 | model | ranks | sent on a measured step, kB | received on every step, kB |
 |---|---|---|---|

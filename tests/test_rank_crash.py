@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import forewarn
+from forewarn.measure.neighbors import Neighbors
 from forewarn.store import rank_logs as rank_logs_module
 from forewarn.store.rank_logs import FirstEnd, RankLogWriter, first_to_end, rank_logs
 
@@ -67,7 +68,8 @@ def test_if_a_rank_is_killed_within_a_measured_step_the_run_is_readable_and_the_
     )
     assert check.returncode in (0, 1), check.stderr
     with forewarn.open_run(tmp_path / "run") as run:
-        stored = run.series("train/loss").steps.tolist()
+        is_any = "train/loss" in run.names()  # torchrun may end rank 0 within the half second that is lost at most
+        stored = run.series("train/loss").steps.tolist() if is_any else []
         if how == "patient":
             assert stored == list(range(KILLED_AT))
             assert "Connection closed by peer" in run.end[0] or run.end[0] == "not closed"
@@ -77,6 +79,30 @@ def test_if_a_rank_is_killed_within_a_measured_step_the_run_is_readable_and_the_
             assert len(stored) <= KILLED_AT
             first = first_to_end(tmp_path / "run")
             assert first is None or 1 in first.ranks or not first.ranks, first
+
+
+def test_if_all_that_was_noticed_is_lost_contact_the_rank_without_a_word_ended_first(tmp_path):
+    logs = [RankLogWriter(rank) for rank in range(3)]
+    for log in logs:
+        log.begin(tmp_path, 3)
+        log.completed(7)
+    logs[2].close("RuntimeError: Connection closed by peer")
+    assert first_to_end(tmp_path) == FirstEnd((), 7, ""), "rank 0 or 1"
+    logs[0].close("not closed")
+    assert first_to_end(tmp_path) == FirstEnd((1,), 7, "")
+    logs[1].close("ValueError: a mistake")
+    assert first_to_end(tmp_path) == FirstEnd((1,), 7, "ValueError: a mistake")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ends of other processes are noticed on Linux only")
+def test_an_end_that_is_noticed_only_as_this_process_ends_counts():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    noticed = []
+    neighbors = Neighbors({5: process.pid}, noticed.extend)
+    process.kill()
+    process.wait()
+    neighbors.close()
+    assert noticed == [5]
 
 
 def test_the_first_end_that_any_rank_noticed_counts(tmp_path, monkeypatch):

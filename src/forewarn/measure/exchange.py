@@ -360,10 +360,10 @@ class Exchange:
                 parcel.done.wait(max(0.0, self._closed_at + _SECONDS_AT_THE_END - time.monotonic()))
             self._thread.join(0.0 if self.off else _SECONDS_FOR_LAST)
             self._switch_off(_ENDED if self.has_met else NEVER_MET)
-            if self._log is not None:
-                self._log.close(reason)
             if self._neighbors is not None:
                 self._neighbors.close()
+            if self._log is not None:
+                self._log.close(reason)
         return self.receive()
 
     def _is_wanted(self) -> bool:

@@ -12,6 +12,8 @@ from pathlib import Path
 _MOST = 64
 """Maximum number of processes watched."""
 
+_SECONDS_TO_CLOSE = 1.0
+
 
 def machine() -> str:
     """What processes have in common if they can watch each other; empty where that is not possible: outside Linux."""
@@ -37,24 +39,28 @@ class Neighbors:
                 ended([rank])
             except OSError:  # not permitted, or too many open files
                 break
-        threading.Thread(target=self._run, name="forewarn neighbors", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="forewarn neighbors", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
+        """Stop, after a last look: the end of another process may be why this one ends."""
         with suppress(OSError):
             os.write(self._stopped, b" ")  # a forked process may keep the pipe open
             os.close(self._stopped)
+        self._thread.join(_SECONDS_TO_CLOSE)
 
     def _run(self) -> None:
         poll = select.poll()
         for descriptor in (self._stop, *self._ranks):
             poll.register(descriptor, select.POLLIN)
         while self._ranks:
-            ready = [descriptor for descriptor, _ in poll.poll()]
-            if self._stop in ready:
-                break
-            self._ended([self._ranks.pop(descriptor) for descriptor in ready])
-            for descriptor in ready:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if gone := ready - {self._stop}:
+                self._ended([self._ranks.pop(descriptor) for descriptor in gone])
+            for descriptor in gone:
                 poll.unregister(descriptor)
                 os.close(descriptor)
+            if self._stop in ready:
+                break
         for descriptor in (self._stop, *self._ranks):
             os.close(descriptor)

@@ -129,6 +129,9 @@ def rank_logs(directory: Path) -> list[RankLog]:
     return sorted(logs, key=lambda log: log.rank)
 
 
+_NOT_CLOSED = "not closed"
+"""The end of a monitor that nobody closed, in a process that ended without an error."""
+
 _LOST_CONTACT = re.compile("peer|connection|remote|gloo|nccl", re.IGNORECASE)
 """What the error of a rank says whose messages another rank no longer answers."""
 
@@ -149,8 +152,12 @@ def first_to_end(directory: Path) -> FirstEnd | None:
         newest = max((log.time for log in logs), default=0.0)
         is_silent = len(logs) > 1 and 0.0 < newest < time.time() - _SILENT_SECONDS
         return FirstEnd((), last_step, "") if is_silent else None
-    if any(not log.end for _, log in ends):  # one was killed: a rank that then lost contact was not the first
-        ends = [(when, log) for when, log in ends if not _LOST_CONTACT.search(log.end)]
+    lost_contact = [log.rank for _, log in ends if _LOST_CONTACT.search(log.end)]
+    if lost_contact:  # it was another rank that ended first, by an error of its own or without a word
+        ends = [(when, log) for when, log in ends if log.rank not in lost_contact and log.end != _NOT_CLOSED]
+    if not ends:
+        silent = [log.rank for log in logs if not log.end]
+        return FirstEnd(tuple(silent) if len(silent) == 1 else (), last_step, "")
     earliest = min(when for when, _ in ends)
     first = [log for when, log in ends if when == earliest]
     return FirstEnd(tuple(log.rank for log in first), last_step, first[0].end)

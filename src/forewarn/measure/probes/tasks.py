@@ -217,8 +217,7 @@ class TaskProbe(Probe):
         with own_pass():
             for loss in losses:
                 seed = None if scale is None else scale.detach().to(loss).reshape(loss.shape)
-                found = torch.autograd.grad(loss, parameters, seed, retain_graph=True, allow_unused=True)
-                gradients.append(found)
+                gradients.append(torch.autograd.grad(loss, parameters, seed, retain_graph=True, allow_unused=True))
         return gradients
 
     def _inner_products(
