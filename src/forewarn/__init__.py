@@ -75,7 +75,10 @@ if TYPE_CHECKING:
     from forewarn.views import View
     from forewarn.views.console import AlertLines, LogLines
     from forewarn.views.live import LiveView
+    from forewarn.views.mlflow import MLflowView
     from forewarn.views.tensorboard import TensorBoardView
+    from forewarn.views.trackio import TrackioView
+    from forewarn.views.wandb import WandbView
 
 _HOMES = {
     "watch": "attach",
@@ -123,7 +126,10 @@ _HOMES = {
     "View": "views",
     **dict.fromkeys(("AlertLines", "LogLines"), "views.console"),
     "LiveView": "views.live",
+    "MLflowView": "views.mlflow",
     "TensorBoardView": "views.tensorboard",
+    "TrackioView": "views.trackio",
+    "WandbView": "views.wandb",
     "Forecast": "judge.forecast",
     "Trainer": "lab.trainer",
     "PostEpochEvaluationCallback": "lab.callbacks",
@@ -175,6 +181,7 @@ __all__ = [
     "GradientTap",
     "LiveView",
     "LogLines",
+    "MLflowView",
     "Measure",
     "Message",
     "Metric",
@@ -214,8 +221,10 @@ __all__ = [
     "Step",
     "StorageManager",
     "TensorBoardView",
+    "TrackioView",
     "Trainer",
     "View",
+    "WandbView",
     "WeightUpdateMonitor",
     "__version__",
     "advise",
