@@ -88,7 +88,7 @@ def place(tmp_path, monkeypatch, built):
     return tmp_path
 
 
-ELSEWHERE = {"guide": "tests/test_guide.py", "integrations": "tests/integrations"}
+ELSEWHERE = {"guide": "tests/test_guide.py", "integrations": "tests/integrations", "trackers": "tests/integrations"}
 """Pages whose Python other tests run, because they look at what it prints or need other libraries."""
 
 PYTHON = [
