@@ -212,7 +212,9 @@ def test_alerts_are_alerts_of_wandb_and_lines_of_its_summary(tmp_path):
         for record in records(tmp_path, "summary") for item in record.update
     }  # fmt: skip
     assert summary["forewarn/verdict"] == "warnings"  # what was critical is over
-    assert summary["forewarn/alerts/L101-non-finite-loss"].startswith("resolved, last seen at step 20: ")
+    assert summary["forewarn/alerts/L101-non-finite-loss"] == (
+        "resolved: The training loss is NaN or infinite · last seen at step 20"
+    )
 
 
 def test_a_run_that_begins_after_watch_is_found(tmp_path, caplog):
@@ -273,7 +275,9 @@ def test_readings_parameters_and_alerts_are_in_the_active_run_of_mlflow():
     assert run.data.params["forewarn/dropout"] == "0.1"
     assert run.data.tags["forewarn/verdict"] == "warnings"  # what was critical is over
     assert run.data.tags["forewarn/run"] == str(monitor.path.absolute())
-    assert run.data.tags["forewarn/alerts/L101-non-finite-loss"].startswith("resolved, last seen at step 20: ")
+    assert run.data.tags["forewarn/alerts/L101-non-finite-loss"] == (
+        "resolved: The training loss is NaN or infinite · last seen at step 20"
+    )
     assert len(mlflow.search_runs()) == 1
 
 

@@ -211,7 +211,7 @@ def test_an_alert_is_announced_when_it_fires_and_when_it_is_resolved():
     view.show(6, [], [alert(scope="head", state=AlertState.PENDING)], [])
     view.show(7, [], [firing, alert(scope="tail")], [])
     until(lambda: "alerts/L102-loss-spike" in view.notes)
-    assert view.notes["alerts/L102-loss-spike"].startswith("warning since step 5: ")
+    assert view.notes["alerts/L102-loss-spike"].startswith("warning: ")
     assert "in 2 places" in view.notes["alerts/L102-loss-spike"]
     view.show(9, [], [resolved], [])
     view.close()
@@ -219,7 +219,9 @@ def test_an_alert_is_announced_when_it_fires_and_when_it_is_resolved():
     assert (first.step, first.is_firing, second.step, second.is_firing) == (7, True, 9, False)
     assert "where: head, tail" in first.lines
     assert first.lines[-1] == "why: forewarn explain loss-spike"
-    assert view.notes["alerts/L102-loss-spike"].endswith("in tail · Lower the learning rate from 0.0003 to 0.00015")
+    assert view.notes["alerts/L102-loss-spike"].endswith(
+        "in tail · since step 5 · Lower the learning rate from 0.0003 to 0.00015"
+    )
 
 
 def test_the_same_view_serves_one_run_after_another(tmp_path):

@@ -274,7 +274,7 @@ def announcements(step: int, changed: Iterable[Alert]) -> list[Announcement]:
 
 
 class Standing:
-    """All alerts of a run so far, as one line per rule: `critical since step 12: The training loss is NaN · …`."""
+    """All alerts of a run so far, as one line per rule: `critical: The training loss is NaN · since step 12`."""
 
     def __init__(self) -> None:
         self._alerts: dict[tuple[str, str], Alert] = {}
@@ -295,11 +295,16 @@ def alert_tag(alert: Alert) -> str:
 def _standing(group: AlertGroup) -> str:
     worst = group.worst
     if not group.is_firing:
-        return f"resolved, last seen at step {max(alert.last for alert in group.alerts)}: {group.headline}"
+        return f"resolved: {group.headline} · last seen at step {max(alert.last for alert in group.alerts)}"
     firing = AlertGroup(tuple(alert for alert in group.alerts if alert.state is AlertState.FIRING))
     since = min(alert.since for alert in firing.alerts)
-    words = [group.headline, firing.place, *(thing_to_do(remedy) for remedy in worst.remedies[:1])]
-    return f"{worst.severity} since step {since}: {' · '.join(filter(None, words))}"
+    words = [
+        group.headline,
+        firing.place,
+        f"since step {since}",
+        *(thing_to_do(remedy) for remedy in worst.remedies[:1]),
+    ]
+    return f"{worst.severity}: {' · '.join(filter(None, words))}"
 
 
 def optional(module: str, view: str) -> Any:
