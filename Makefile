@@ -78,7 +78,7 @@ $(INTEGRATIONS)/.installed: pyproject.toml constraints.txt setup.py
 	$(INTEGRATIONS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[integrations,dev]'
 	@touch $@
 
-test-integrations: $(INTEGRATIONS)/.installed  ## test with the real Hugging Face, Lightning and Accelerate
+test-integrations: $(INTEGRATIONS)/.installed  ## test with the real Hugging Face, Lightning, Accelerate and trackers
 	$(INTEGRATIONS)/bin/pytest -n 2 -m integrations tests/integrations
 
 $(BROWSER)/.installed: pyproject.toml constraints.txt setup.py

@@ -106,7 +106,7 @@ def place(tmp_path, monkeypatch, built):
 
 ELSEWHERE = {
     "guide": "tests/test_guide.py", "first_alert": "tests/test_guide.py, tests/integrations",
-    "integrations": "tests/integrations",
+    "integrations": "tests/integrations", "trackers": "tests/integrations",
 }  # fmt: skip
 """Pages whose Python other tests run, because they look at what it prints or need other libraries."""
 

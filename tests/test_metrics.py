@@ -291,7 +291,7 @@ def written(tmp_path_factory):
         with monitor.pause("eval"):
             monitor._probes["speed"].stalls["data"] = 130.0
     monitor.close("MemoryError")
-    view.undelivered = "mail: down"
+    view.undelivered = view.unsent = "mail: down"
     (folder / "file").write_text("")
     with forewarn.watch(model, optimizer, folder / "file" / "run", views=[view]) as monitor:
         monitor.snapshot()

@@ -185,8 +185,8 @@ How each tool was used:
 
 W&B, TensorBoard and MLflow record runs and show them. forewarn judges a run while it trains. Use them together.
 
-- TensorBoard: forewarn has a [view](trainer.md#tensorboard) that writes its readings and alerts.
-- W&B, MLflow and trackio: forewarn has no view for them yet. Log to them beside `monitor.step`:
+- forewarn has [views](trackers.md) that write readings and alerts into your run of W&B, MLflow, trackio or TensorBoard.
+- Your own logging stays as it is:
 
 ```python
 {SNIPPET}```"""

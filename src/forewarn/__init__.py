@@ -75,8 +75,11 @@ if TYPE_CHECKING:
     from forewarn.views import View
     from forewarn.views.console import AlertLines, LogLines
     from forewarn.views.live import LiveView
+    from forewarn.views.mlflow import MLflowView
     from forewarn.views.prometheus import Prometheus
     from forewarn.views.tensorboard import TensorBoardView
+    from forewarn.views.trackio import TrackioView
+    from forewarn.views.wandb import WandbView
 
 _HOMES = {
     "watch": "attach",
@@ -124,8 +127,11 @@ _HOMES = {
     "View": "views",
     **dict.fromkeys(("AlertLines", "LogLines"), "views.console"),
     "LiveView": "views.live",
+    "MLflowView": "views.mlflow",
     "Prometheus": "views.prometheus",
     "TensorBoardView": "views.tensorboard",
+    "TrackioView": "views.trackio",
+    "WandbView": "views.wandb",
     "Forecast": "judge.forecast",
     "Trainer": "lab.trainer",
     "PostEpochEvaluationCallback": "lab.callbacks",
@@ -177,6 +183,7 @@ __all__ = [
     "GradientTap",
     "LiveView",
     "LogLines",
+    "MLflowView",
     "Measure",
     "Message",
     "Metric",
@@ -217,8 +224,10 @@ __all__ = [
     "Step",
     "StorageManager",
     "TensorBoardView",
+    "TrackioView",
     "Trainer",
     "View",
+    "WandbView",
     "WeightUpdateMonitor",
     "__version__",
     "advise",

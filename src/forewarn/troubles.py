@@ -33,6 +33,7 @@ class Troubles:
             or self._failures
             or (run is not None and run.failure is not None)
             or self._views.undelivered
+            or self._views.unsent
             or self._evidence.has_failed
             or self._exchange is not None
         )
@@ -49,6 +50,10 @@ class Troubles:
         yield from self._of_store(run)
         if self._changes("notify", self._views.undelivered):
             yield Reading("monitor/notify_failed", ("",), float("notify" in self.told))
+        if self._changes("tracker", bool(self._views.unsent)):
+            if self._views.unsent:
+                _log.warning("%s; training continues", self._views.unsent)
+            yield Reading("monitor/tracker_failed", ("",), float("tracker" in self.told))
         if self._changes("snapshot", self._evidence.has_failed):
             yield Reading("monitor/snapshot_failed", ("",), float(self._evidence.has_failed))
         if self._exchange is not None and self._exchange.is_lost and "ranks" not in self.told:

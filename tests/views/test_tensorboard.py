@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.util.tensor_util import make_ndarray
 from torch import nn
 
@@ -54,6 +55,12 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def texts(folder: Path, tag: str) -> list[str]:
     return [make_ndarray(each.tensor_proto).item().decode() for each in read(folder).Tensors(tag)]
+
+
+def settings_in(folder: Path) -> Any:
+    """What the tab HPARAMS shows."""
+    (content,) = read(folder).PluginTagToContent("hparams").values()
+    return HParamsPluginData.FromString(content).session_start_info.hparams
 
 
 def events(folder: Path) -> list[Event]:
@@ -447,7 +454,10 @@ def test_a_watched_run_can_be_read_in_tensorboard(
     codes = {each.code for each in monitor.alerts}
     assert codes
     told = read(folder).Tags()["tensors"]
-    assert {tag.removeprefix("alerts/").split("-")[0] for tag in told} == codes
+    assert {tag.removeprefix("alerts/").split("-")[0] for tag in told if tag.startswith("alerts/")} == codes
+    (verdict,) = texts(folder, "verdict")
+    assert verdict == "warnings"
+    assert settings_in(folder)["lr"].number_value == pytest.approx(0.1)
 
 
 def histograms(folder: Path, tag: str) -> list[tuple[int, np.ndarray]]:

@@ -12,7 +12,7 @@ import re
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -24,8 +24,13 @@ from torch import Tensor
 from forewarn.attach import watch
 from forewarn.config import Config
 from forewarn.integrations.accelerate import paused, replace_method, report_clipping
+from forewarn.integrations.trackers import with_trackers
 from forewarn.monitor import Monitor
 from forewarn.plan import Plan
+from forewarn.views.mlflow import MLflowView
+from forewarn.views.tensorboard import TensorBoardView
+from forewarn.views.trackio import TrackioView
+from forewarn.views.wandb import WandbView
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -51,6 +56,7 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
     - `run`: the directory to record in; by default `forewarn` in `args.output_dir`.
     - `policy`: what is done about alerts, as for `watch`. With `"stop"`, a critical alert ends the training as an early
       stop does.
+    - `trackers`: whether to write to the trackers that the trainer reports to: W&B, MLflow, trackio and TensorBoard.
 
     All other arguments are those of `forewarn.watch`.
     """
@@ -67,6 +73,7 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         rules: Sequence[Any] = (),
         probes: Sequence[Any] = (),
         budget: float | None = None,
+        trackers: bool = True,
     ) -> None:
         if run is not None and not isinstance(run, str | Path):
             raise TypeError(f"run must be the path of a directory, not {run!r}; the trainer needs no argument")
@@ -77,6 +84,7 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             "every": every, "views": views, "policy": policy, "metrics": metrics, "rules": rules, "probes": probes,
             "budget": budget,
         }  # fmt: skip
+        self._trackers = trackers
         self._loss: Tensor | None = None
         """The sum of the micro-batches' losses since the last step, each as the trainer divided it."""
         self._undo: list[Callable[[], None]] = []
@@ -104,7 +112,7 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             scaler=None if trainer is None else trainer.accelerator.scaler,
             resume=saved is not None,
             overwrite=overwrite,
-            **self._options,
+            **self._options | self._views(trainer, state),
         )
         if saved is None:
             monitor.at = state.global_step
@@ -220,6 +228,12 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             frame = frame.f_back
         return None, None
 
+    def _views(self, trainer: Any, state: Any) -> dict[str, Any]:
+        """The user's views, and those of the trackers that the trainer reports to."""
+        if trainer is None or not self._trackers or not state.is_world_process_zero:
+            return {}
+        return {"views": with_trackers(self._options["views"], _trackers(trainer.callback_handler.callbacks))}
+
     def _configured(self, args: Any, state: Any, scheduler: Any) -> Config:
         """The user's config with what the trainer knows: the planned learning rate, the batch size, the steps."""
         micro_batch_size = (state.train_batch_size or args.train_batch_size) * args.world_size
@@ -237,6 +251,29 @@ class ForewarnCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             _log.info("no planned learning rate: %s", error)
             return config
         return replace(config, measure=replace(config.measure, plan=plan))
+
+
+def _trackers(callbacks: Sequence[Any]) -> Iterator[functools.partial[Any]]:
+    """What makes a view for each callback that reports to a tracker.
+
+    In W&B the trainer draws over `train/global_step`, so rows of forewarn's own are in nobody's way.
+    """
+    reporting = {
+        name: callback
+        for name, kind in INTEGRATION_TO_CALLBACK.items()
+        for callback in callbacks
+        if isinstance(callback, kind)
+    }
+    if "wandb" in reporting:
+        yield functools.partial(WandbView, own_rows=True)
+    if "mlflow" in reporting:
+        yield functools.partial(MLflowView)
+    if "trackio" in reporting:
+        yield functools.partial(TrackioView)
+    writer = getattr(reporting.get("tensorboard"), "tb_writer", None)
+    folder = getattr(writer, "log_dir", None) or getattr(writer, "logdir", None)  # the latter in tensorboardX
+    if folder is not None:
+        yield functools.partial(TensorBoardView, Path(folder, "forewarn"))
 
 
 def _saved(checkpoint: Path, step: int) -> dict[str, Any] | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,14 @@ from torch.optim import Optimizer
 
 from forewarn.attach import watch
 from forewarn.config import Config
+from forewarn.integrations.trackers import with_trackers
 from forewarn.measure.hooks import Hooks
 from forewarn.measure.probes.stepping import present_scale
 from forewarn.monitor import Monitor
 from forewarn.plan import Plan
+from forewarn.views.mlflow import MLflowView
+from forewarn.views.tensorboard import TensorBoardView
+from forewarn.views.wandb import WandbView
 
 try:
     from lightning.pytorch.callbacks import Callback
@@ -46,6 +51,7 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
     - `val_loss`: the name under which the module logs its validation loss. Usual names, such as `val_loss` and
       `valid/loss`, are found without it.
     - `policy`: what is done about alerts, as for `watch`. With `"stop"`, a critical alert sets `trainer.should_stop`.
+    - `trackers`: whether to write to the loggers of the trainer: W&B, MLflow and TensorBoard.
 
     All other arguments are those of `forewarn.watch`.
     """
@@ -64,6 +70,7 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
         rules: Sequence[Any] = (),
         probes: Sequence[Any] = (),
         budget: float | None = None,
+        trackers: bool = True,
     ) -> None:
         if run is not None and not isinstance(run, str | Path):
             raise TypeError(f"run must be the path of a directory, not {run!r}; the trainer needs no argument")
@@ -83,6 +90,7 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
             "every": every, "views": views, "policy": policy, "metrics": metrics, "rules": rules, "probes": probes,
             "budget": budget,
         }  # fmt: skip
+        self._trackers = trackers
         self._saved: dict[str, Any] | None = None
         """The state in the checkpoint that `trainer.fit` resumes."""
         self._global_step = 0
@@ -108,9 +116,12 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
         if not config.measure.plan.total and (saved is not None or trainer.global_step == 0):
             config = replace(config, measure=replace(config.measure, plan=_plan(trainer, pl_module)))
         continued = self._continued(saved)
+        options = self._options
+        if self._trackers and trainer.is_global_zero:
+            options = options | {"views": with_trackers(options["views"], _trackers(trainer.loggers))}
         monitor = watch(
             pl_module, optimizers, continued or self._run, config=config, scaler=_scaler(trainer),
-            resume=continued is not None, overwrite=self._overwrite and continued is None, **self._options,
+            resume=continued is not None, overwrite=self._overwrite and continued is None, **options,
         )  # fmt: skip
         self.monitor = self._open = monitor
         if trainer.strategy.model is pl_module:  # Lightning calls only training_step; under DDP also the module itself
@@ -245,6 +256,21 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
     def __getstate__(self) -> dict[str, Any]:
         """Without the monitor, for the processes that a strategy such as `ddp_spawn` starts."""
         return self.__dict__ | {"monitor": None, "_open": None, "_hooks": Hooks(), "_pauses": ExitStack()}
+
+
+def _trackers(loggers: Sequence[Any]) -> Iterator[partial[Any]]:
+    """What makes a view for each logger, of either package.
+
+    In W&B Lightning draws over `trainer/global_step`, so rows of forewarn's own are in nobody's way.
+    """
+    for logger in loggers:
+        kinds = {kind.__name__ for kind in type(logger).__mro__}
+        if "WandbLogger" in kinds:
+            yield partial(WandbView, logger.experiment, own_rows=True)
+        elif "MLFlowLogger" in kinds:
+            yield partial(MLflowView, logger.run_id, client=logger.experiment)
+        elif "TensorBoardLogger" in kinds:
+            yield partial(TensorBoardView, Path(logger.log_dir, "forewarn"))
 
 
 def _returned_loss(outputs: Any) -> Tensor | None:

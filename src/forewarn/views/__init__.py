@@ -45,4 +45,12 @@ class DeliveringView(Protocol):
     """What was not delivered, and why; empty if everything was."""
 
 
-__all__ = ["BookendView", "DeliveringView", "HistogramView", "View"]
+@runtime_checkable
+class TrackingView(Protocol):
+    """A view that writes to a tracker, which may be slow or down."""
+
+    unsent: str
+    """Why not everything reaches the tracker, in words; empty if it does."""
+
+
+__all__ = ["BookendView", "DeliveringView", "HistogramView", "TrackingView", "View"]

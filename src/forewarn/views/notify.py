@@ -146,7 +146,7 @@ def message(run: Path | None, lines: Sequence[str]) -> tuple[str, str]:
     more = [f"and {len(lines) - MOST_LINES} more lines"] if len(lines) > MOST_LINES else []
     name = "a run" if run is None else run.name
     look = [] if run is None else [f"forewarn check {shlex.quote(str(run))}   (on {socket.gethostname()})"]
-    return f"forewarn: {_harmless(name)}", _harmless("\n".join([*lines[:MOST_LINES], *more, *look]))
+    return f"forewarn: {harmless(name)}", harmless("\n".join([*lines[:MOST_LINES], *more, *look]))
 
 
 def services(urls: Sequence[str]) -> list[Service]:
@@ -188,7 +188,7 @@ def _attempt(service: Service, title: str, text: str) -> str:
         return type(error).__name__
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
     """Text in which no chat service finds a mention such as `@everyone` or `<!channel>`: names come from models."""
     return text.replace("@", "@\u2060").replace("<", "‹").replace(">", "›")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from forewarn.types import Action, Alert, Block, Distribution, RunEnd, RunStart
-from forewarn.views import BookendView, DeliveringView, HistogramView, View
+from forewarn.views import BookendView, DeliveringView, HistogramView, TrackingView, View
 
 _log = logging.getLogger("forewarn")
 
@@ -19,6 +19,7 @@ class ViewSet:
         self._views = list(views)
         self._failures = failures
         self._delivering = [view for view in views if isinstance(view, DeliveringView)]
+        self._tracking = [view for view in views if isinstance(view, TrackingView)]
 
     def show(
         self,
@@ -37,6 +38,11 @@ class ViewSet:
     def undelivered(self) -> bool:
         """Whether a view could not send its last message."""
         return bool(self._delivering) and any(view.undelivered for view in self._delivering)
+
+    @property
+    def unsent(self) -> str:
+        """Why a tracker does not get everything, in words; empty if all of them do."""
+        return next(filter(None, (view.unsent for view in self._tracking)), "") if self._tracking else ""
 
     def begin(self, start: RunStart) -> None:
         bookends = [view for view in self._views if isinstance(view, BookendView)]

@@ -232,3 +232,28 @@ def snapshot_failed(failed: Series) -> Finding | None:
     quiet: 0
     """
     return finding(Severity.WARNING, 1.0, NO_BOUND) if failed.last > 0 else None
+
+
+@rule(
+    "X109", "tracker-failed", reads=("monitor/tracker_failed",), keep=1,
+    message=Message("A tracker does not get all readings"),
+    remedies=(
+        advise("read_the_log", "Find the name of the tracker and its error in the training log",
+               "the warning there says whether it is down, refuses the readings or is only slow"),
+        advise("send_less", "Send only aggregates, or check the connection to the tracker",
+               "with detail='full', thousands of readings are sent on every measured step"),
+    ),
+)  # fmt: skip
+def tracker_failed(failed: Series) -> Finding | None:
+    """W&B, MLflow or trackio does not take all readings that forewarn sends.
+
+    ## Why is this bad?
+    Training continues and the run directory holds everything, but the charts in the tracker have gaps and may lack
+    alerts. Either its server cannot be reached or refuses the readings, or it is slower than the training: readings
+    wait in memory, and the oldest are left out after 1,000 steps.
+
+    ## Example
+    fires: 1
+    quiet: 0
+    """
+    return finding(Severity.WARNING, 1.0, NO_BOUND) if failed.last > 0 else None
