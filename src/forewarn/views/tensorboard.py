@@ -44,8 +44,8 @@ class TensorBoardView:
     folder and keeps its tags, which are stored there in `forewarn-topk.json`.
     """
 
-    _leaves_out = True
-    """Whether NaN and metrics that hardly ever change are left out."""
+    _is_complete = False
+    """Whether NaN, metrics that hardly ever change and empty histograms are written too."""
 
     def __init__(self, folder: str | Path, *, topk: int = 5, detail: Detail = "aggregates") -> None:
         self._folder = str(folder)
@@ -64,7 +64,7 @@ class TensorBoardView:
         self._histograms: list[Distribution] = []
         self._memory = f"{self._folder}/forewarn-topk.json"
         self._copies_facts = detail == "full"
-        self._curves = Curves(topk, detail, self._remembered(), leaves_out=self._leaves_out)
+        self._curves = Curves(topk, detail, self._remembered(), complete=self._is_complete)
 
     def begin(self, start: RunStart) -> None:
         """Keep the hyper-parameters until there is something to write: a run without steps leaves no event file."""

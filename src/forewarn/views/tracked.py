@@ -71,18 +71,17 @@ class Curves:
         detail: Detail,
         listed: Mapping[str, Sequence[str]] | None = None,
         *,
-        leaves_out: bool = True,
+        complete: bool = False,
     ) -> None:
-        """`listed`: the tensors that had a tag before a resume, by list."""
+        """`listed`: the tensors that had a tag before a resume, by list. `complete`: leave nothing out."""
         if topk < 0:
             raise ValueError(f"topk must be the number of tensors, at least 0, not {topk}")
         if detail not in ("aggregates", "full"):
             raise ValueError(f"detail must be 'aggregates' or 'full', not {detail!r}")
         listed = listed or {}
         self._full = detail == "full"
-        self._leaves_out = leaves_out
-        """Whether NaN and metrics that hardly ever change are left out."""
-        self._tags = _Tags(full=self._full, left_out=_LEFT_OUT if leaves_out else set())
+        self._complete = complete
+        self._tags = _Tags(full=self._full, left_out=set() if complete else _LEFT_OUT)
         self._gradients = _Picks(topk, topk // 2, listed.get(TOPK_GRADIENTS, []))
         self._frozen = _Picks(topk, 0, listed.get(TOPK_FROZEN, []))
 
@@ -103,7 +102,7 @@ class Curves:
             tags = self._tags.of(block)
             if tags:
                 for tag, value in zip(tags, block.values.tolist(), strict=True):
-                    if tag and (value == value or not self._leaves_out):
+                    if tag and (value == value or self._complete):
                         yield tag, value
         for tag, value in self._topk(measured):
             if value == value:
@@ -112,9 +111,10 @@ class Curves:
     def histograms(self, distributions: Iterable[Distribution]) -> Iterator[tuple[str, Counts, int]]:
         """Tags, counts and zeros of all tensors together and, in full detail, of each non-empty tensor."""
         for distribution in distributions:
-            for part in [over_scopes(distribution), *([distribution] if self._full else [])]:
+            together = [] if self._complete else [over_scopes(distribution)]
+            for part in [*together, *([distribution] if self._full else [])]:
                 for scope, counts, zeros in zip(part.scopes, part.counts, part.zeros.tolist(), strict=True):
-                    if zeros or counts.any():
+                    if zeros or counts.any() or self._complete:
                         yield self._tags.one(part.name, scope), counts, zeros
 
     def _topk(self, measured: Mapping[str, Block]) -> Iterator[tuple[str, float]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from forewarn.types import Action, Alert, Counts, Distribution
+from forewarn.types import Action, Alert, Distribution
 from forewarn.views.export.readings import Selection, Tell
 from forewarn.views.tensorboard import TensorBoardView
 
@@ -60,13 +60,7 @@ def replacing_folder(target: Path) -> Iterator[Path]:
 
 
 class _CompleteView(TensorBoardView):
-    _leaves_out = False
-
-    def _histogram_tags(self, distribution: Distribution) -> Iterator[tuple[str, Counts, int]]:
-        for scope, counts, zeros in zip(
-            distribution.scopes, distribution.counts, distribution.zeros.tolist(), strict=True
-        ):
-            yield self._tags.one(distribution.name, scope), counts, zeros
+    _is_complete = True
 
 
 def _by_step(selection: Selection) -> tuple[dict[int, list[Alert]], dict[int, list[Action]]]:
