@@ -20,6 +20,7 @@ from forewarn.config import Config
 from forewarn.judge.judgement import Judge
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules import all_rules
+from forewarn.rows import Row, Sheet, layout_of
 from forewarn.types import Block, ParameterInfo, RunInfo
 
 WARM_UP_CHECKS = 80
@@ -86,13 +87,24 @@ class HealthyRun:
             yield step, step % STEPS_BETWEEN == 0
 
 
+def as_recorded(step: int, blocks: list[Block], measured: bool) -> Row | Sheet:
+    """These readings as a monitor passes them on."""
+    layout, values = (
+        layout_of([one.name for one in blocks], [one.scopes for one in blocks]),
+        [one.values for one in blocks],
+    )
+    assert layout is not None
+    together = np.concatenate(values)
+    return Sheet(step, 0.0, layout, together) if measured else Row(step, 0.0, layout, together.tolist())
+
+
 def costs_of(num_tensors: int, one_by_one: bool) -> dict[tuple[str, bool], list[float]]:
     """Microseconds at each timed step, measured or not, for every rule alone, or for all rules and the ledger."""
     run, rule_set = HealthyRun(num_tensors), Config().rule_set()
     history, judge, ledger = rule_set.history(run.info), Judge(rule_set, run.info), Ledger(rule_set.rules)
     costs: dict[tuple[str, bool], list[float]] = defaultdict(list)
     for step, measured in run.steps(WARM_UP_CHECKS + TIMED_CHECKS, first=0):
-        readings = run.blocks(step, measured)
+        readings = as_recorded(step, run.blocks(step, measured), measured)
         begin = time.process_time_ns()
         blocks = history.append(readings)
         joined = time.process_time_ns()

@@ -31,6 +31,9 @@ _PATTERNS = 64
 _SLACK = 4
 """A ring is a quarter longer than its window; in a shorter one, values would be moved more often."""
 
+_FIRST_ROOM = 16
+"""Number of readings that a ring has room for at first: most metrics get few, and a window may hold a thousand."""
+
 _MOST_LATE = 64
 """Maximum number of rows that the rings do not have yet."""
 
@@ -62,10 +65,13 @@ class _Ring:
         self._end = 0
         self._panel: Panel | None = None
         """The readings as rules see them; None until a rule asks."""
-        room = self._room = window + max(1, window // _SLACK)
-        self._steps = np.zeros(room, np.int64)
-        order: Literal["C", "F"] = "F" if len(scopes) <= _FEW_SCOPES else "C"
-        self._values = np.full((room, len(scopes)), np.nan, np.float32, order)
+        self._most_room = window + max(1, window // _SLACK)
+        self._room = 0
+        """Number of readings that the arrays can hold."""
+        self._order: Literal["C", "F"] = "F" if len(scopes) <= _FEW_SCOPES else "C"
+        self._steps = np.empty(0, np.int64)
+        self._values = np.empty((0, len(scopes)), np.float32)
+        self._grow(_FIRST_ROOM)
 
     def append(self, block: Block) -> None:
         values, scopes = block.values, block.scopes
@@ -82,8 +88,11 @@ class _Ring:
         self._panel = None
         end = self._end
         if end == self._room:
-            self._keep(self.window - 1)
-            end = self._end
+            if self._room < self._most_room:
+                self._grow(2 * self._room)
+            else:
+                self._keep(self.window - 1)
+                end = self._end
         self._values[end] = values
         self._steps[end] = step
         self._end = end + 1
@@ -98,6 +107,8 @@ class _Ring:
         self._panel = None
         self.seen += len(steps)
         steps, values = steps[-self.window :], values[-self.window :]
+        if self._end + len(steps) > self._room:
+            self._grow(2 * (self._end + len(steps)))
         if self._end + len(steps) > self._room:
             self._keep(min(self.window - 1, self._end, self._room - len(steps)))
         end = self._end + len(steps)
@@ -115,6 +126,16 @@ class _Ring:
         self._steps[:count] = self._steps[self._end - count : self._end]
         self._values[:count] = self._values[self._end - count : self._end]
         self._end = count
+
+    def _grow(self, room: int) -> None:
+        """Make room for this many readings, but not for more than a ring may hold."""
+        end, room = self._end, min(room, self._most_room)
+        if room > self._room:
+            steps, values = self._steps, self._values
+            self._steps = np.zeros(room, np.int64)
+            self._values = np.full((room, values.shape[1]), np.nan, np.float32, self._order)
+            self._steps[:end], self._values[:end] = steps[:end], values[:end]
+            self._room = room
 
     def _make_room(self, scopes: tuple[str, ...]) -> None:
         present = set(self.scopes)
@@ -180,6 +201,7 @@ class _Ring:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> _Ring:
         ring = cls(tuple(state["scopes"]), int(state["window"]))
+        ring._grow(len(state["steps"]))
         ring._end = len(state["steps"])
         ring._steps[: ring._end] = state["steps"]
         ring._values[: ring._end] = state["values"]
