@@ -42,9 +42,15 @@ def losses_of(called: nn.Module, step: int, how: str, rank: int, num_ranks: int)
 
 
 def train_tasks(
-    rank: int, num_ranks: int, how: str, folder: str, settings: dict[str, Any], watched: bool = True
+    rank: int,
+    num_ranks: int,
+    how: str,
+    folder: str,
+    settings: dict[str, Any],
+    watched: bool = True,
+    twice: bool = False,
 ) -> list[Tensor]:
-    """Returns the weights, as this rank holds them."""
+    """Returns the weights, as this rank holds them; `twice` has an earlier micro-batch that is not reduced alone."""
     model = made()
     called = split(model, how)
     if how == "fsdp2, heads too":
@@ -57,6 +63,10 @@ def train_tasks(
     name = "-".join([how, *(str(value) for value in settings.values())])
     monitor = forewarn.watch(called, optimizer, f"{folder}/{name}", every=1, views=[]) if watched else None
     for step in range(STEPS):
+        if twice:
+            called.set_requires_gradient_sync(False)
+            sum(losses_of(called, step + STEPS, how, rank, num_ranks).values()).backward()
+            called.set_requires_gradient_sync(True)
         losses = losses_of(called, step, how, rank, num_ranks)
         loss = monitor.combine_losses(losses, every=1, **settings) if monitor else sum(losses.values())
         loss.backward()

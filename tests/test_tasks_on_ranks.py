@@ -72,6 +72,8 @@ def test_however_training_is_split_the_tasks_are_those_of_one_process(tmp_path, 
 def out_of_turn(rank, folder):
     for how, settings in (("fsdp2, heads too", LAST), ("fsdp2", ALL), ("tp", ALL)):
         train_tasks(rank, 2, how, folder, settings)
+    plain = train_tasks(rank, 2, "fsdp2", folder, LAST, watched=False, twice=True)
+    assert all(map(torch.equal, plain, train_tasks(rank, 2, "fsdp2", folder, LAST, twice=True)))
 
 
 @pytest.mark.ci
@@ -82,6 +84,7 @@ def test_a_pass_that_would_send_messages_of_its_own_is_not_made(tmp_path):
         ("fsdp2, heads too-None", Reason.SHARDED_PARAMETERS),
         ("fsdp2-blocks", Reason.SHARDED_PARAMETERS),
         ("tp-blocks", Reason.NEEDS_MESSAGES),
+        ("fsdp2-None", Reason.SHARDED_PARAMETERS),
     ):
         with forewarn.open_run(tmp_path / name) as run:
             assert run.series("monitor/unavailable", "task/gradient_norm").values[-1] == reason

@@ -80,6 +80,16 @@ def reduces_unused(model: nn.Module) -> bool:
     return any(getattr(group, "reduce_scatter_unused_params", False) for group in groups)
 
 
+def holds_gradients(model: nn.Module) -> bool:
+    """Whether FSDP2 holds gradients of earlier micro-batches, which the end of any backward pass may sum up."""
+    params = (one for state in _fsdp_states(model) for group in _groups(state) for one in group.fsdp_params)
+    return any(
+        getattr(one, "unsharded_accumulated_grad", None) is not None
+        or (hasattr(one, "_unsharded_param") and one._unsharded_param.grad is not None)
+        for one in params
+    )
+
+
 def _fsdp_states(model: nn.Module) -> list[Any]:
     modules = [module for module in model.modules() if "FSDPModule" in {base.__name__ for base in type(module).__mro__}]
     return [module._get_fsdp_state() for module in modules]  # type: ignore[operator]

@@ -16,7 +16,7 @@ from forewarn.measure.engine import Numbers
 from forewarn.measure.engine.portable import dense_values, wide
 from forewarn.measure.hooks import own_pass
 from forewarn.measure.over_ranks import OWN, How, Part
-from forewarn.measure.own_backward import NeedsMessagesError, whole_parameters, without_messages
+from forewarn.measure.own_backward import NeedsMessagesError, holds_gradients, whole_parameters, without_messages
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.peers import num_ranks
 from forewarn.measure.probe import Array, Pending, Probe, Reading
@@ -113,7 +113,9 @@ class TaskProbe(Probe):
         if not parameters:
             return None
         model = self._parameter_index.model
-        if whole_parameters(model) and crosses_sharded_module(list(live.values()), parameters):
+        if whole_parameters(model) and (
+            holds_gradients(model) or crosses_sharded_module(list(live.values()), parameters)
+        ):
             self.reason = Reason.SHARDED_PARAMETERS
             return None
         try:
