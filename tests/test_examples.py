@@ -61,6 +61,13 @@ def test_an_own_probe_records_its_metric_on_measured_steps(tmp_path):
         assert 16 > ranks.values[0] > ranks.values[-1] > 1
 
 
+def test_the_tensorboard_logs_of_an_ordinary_loop_name_its_fault(tmp_path, capfd):
+    assert runpy.run_path(str(EXAMPLES / "tensorboard_logs.py"))["main"](tmp_path / "logs") == 1
+    text = " ".join(capfd.readouterr().out.split())
+    assert "when the learning rate went from 0.002 to 0.06" in text
+    assert "1. Set the learning rate back to 0.002." in text
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_several_processes_are_one_run(how, tmp_path):

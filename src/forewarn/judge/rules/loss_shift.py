@@ -12,7 +12,7 @@ from forewarn.judge.history import History
 from forewarn.judge.lr_course import rates
 from forewarn.judge.objective import is_game, is_objective
 from forewarn.judge.registry import Gate, finding, rule
-from forewarn.judge.remedies import advise, lower_lr, roll_back, snapshot, warm_up
+from forewarn.judge.remedies import advise, for_cause, lower_lr, restore_lr, roll_back, snapshot, warm_up
 from forewarn.judge.rules.loss import comparable
 from forewarn.judge.series import Bools, Floats, Panel, Series, median
 from forewarn.judge.upcoming import Upcoming, never
@@ -43,6 +43,8 @@ class LossShift(Settings):
     """Minimum lr at an earlier level, as a fraction of the current lr; ignored while the current lr is a new peak."""
     sudden: float = between(0.5, 0.0, 1.0)
     """Fraction of the rise within a few steps from which it was sudden, so that something must have changed there."""
+    raised: float = between(1.5, 1.0)
+    """Multiple of the lr of a few steps earlier from which a rise of the lr is what changed there."""
     first_losses: int = between(16, 2, counts="readings")
     """Number of losses in a row above all of the 32 before them after which a sudden rise need not wait for a level."""
     leap: float = between(0.25, 0.0)
@@ -98,6 +100,11 @@ def _upcoming_leaps(metric: str, upcoming: Upcoming, settings: LossShift) -> Boo
         Message(
             "The training loss has risen to a new level",
             "loss {value} · limit {bound} · best {best} · gain lost {lost:%}",
+            "it rose suddenly around step {rose_at}, when the learning rate went from {lr_before} to {lr_after}",
+        ),
+        Message(
+            "The training loss has risen to a new level",
+            "loss {value} · limit {bound} · best {best} · gain lost {lost:%}",
             "it rose suddenly around step {rose_at}, at the same learning rate of {steady_lr}: most likely the data, "
             "its labels or the mode of a layer changed there",
         ),
@@ -108,9 +115,10 @@ def _upcoming_leaps(metric: str, upcoming: Upcoming, settings: LossShift) -> Boo
         ),
     ),
     remedies=(
+        for_cause("lr", restore_lr()),
         _inspect_data,
         roll_back(),
-        lower_lr(0.3, "if the data is the same, the steps have become too large"),
+        for_cause("unknown", lower_lr(0.3, "if the data is the same, the steps have become too large")),
         snapshot(),
     ),
 )  # fmt: skip
@@ -135,6 +143,7 @@ def loss_shift(
     fires: 5.0 _x31 3.0 _x31 1.2 _x31 | train/loss 3.0x33 1.2x46 2.5x16 | train/lr{0} 1e-3x95
     quiet: 5.0 _x31 3.0 _x31 1.2 _x31 | train/loss 3.0x33 1.2x47 2.5x15 | train/lr{0} 1e-3x95
     fires: 5.0 _x63 2.0 _x31 1.2 _x31 2.5 | train/loss 3.0x33 2.0x32 1.2x32 2.5x32 | train/lr{0} 1e-3x129
+    fires: 5.0 _x63 2.0 _x31 1.2 _x31 2.5 | train/loss 3.0x33 2.0x32 1.2x32 2.5x32 | train/lr{0} 1e-3x97 1e-2x32
     quiet: 5.0 3.0 2.0 1.5 1.2 1.4 | train/loss 1.4x32
     quiet: 5.0 3.0 1.0 0.01 0.02 | train/loss 0.02x32
     """
@@ -170,13 +179,17 @@ def loss_shift(
     last_low = int(steps[medians <= bound][-1])
     rose_at = _onset(loss.series(), last_low, best, 2 * bound - best)
     evidence = {"best": best, "lost": min(lost, 1.0), "lasting_steps": level.at - rose_at + 1, "rose_at": rose_at}
-    before, after = rates(lr, np.array([rose_at - 1, rose_at + 1]))
+    earlier_step = max(rose_at - round(_AROUND * loss.series().cadence), int(lr.steps[0])) if len(lr) else rose_at
+    before, after = rates(lr, np.array([earlier_step, rose_at + 1]))
     is_sudden = _leap(loss.series(), rose_at) > settings.sudden * (now - best)
     if is_ahead and not is_sudden:
         return None
-    if after <= before and is_sudden:
+    was_raised = is_sudden and after >= settings.raised * before
+    if was_raised:
+        evidence |= {"lr_before": before, "lr_after": after}
+    elif is_sudden and after <= before:
         evidence["steady_lr"] = after
-    return finding(severity, now, bound, "", **evidence)
+    return finding(severity, now, bound, "", **evidence, cause="lr" if was_raised else "unknown")
 
 
 def _ahead(level: Series, loss: Series, lr: Panel, settings: LossShift) -> Series:
