@@ -14,7 +14,7 @@ from tests.learning_runs import LEARNING_FAULTS
 from tests.real_runs import FAULTS, healthy
 
 RUNS = {**FAULTS, **LEARNING_FAULTS}
-FEW = ("L102", "L103", "G102", "G104", "U104", "U109", "A101", "W103", "E101", "T101")
+FEW = ("L102", "U104", "W103", "E101")
 NAN = {"L101", "G101", "W101", "M101"}
 """Rules about values that are NaN, which the view does not write."""
 NOT_IN_A_TAG = re.compile(r"[^\w.\-]")
