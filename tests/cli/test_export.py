@@ -297,6 +297,7 @@ def test_an_interrupted_export_leaves_what_was_there(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.draft"))
 
 
+@pytest.mark.ci
 def test_a_run_larger_than_the_memory_that_an_export_may_use(tmp_path: Path) -> None:
     """3 million readings would take more than 300 MB as Python objects."""
     writer = RunWriter(tmp_path / "large", info=RunInfo(), config={})
