@@ -495,11 +495,12 @@ def test_a_view_of_the_user_is_not_doubled(tmp_path):
     assert len(with_trackers(None, [partial(forewarn.MLflowView, topk=-1)])) == 1  # a wrong one is left out
 
 
-def test_the_code_of_the_page_runs(tmp_path):
+def test_the_code_of_the_page_runs():
     """That of docs/trackers.md, as pasted."""
     text = (Path(__file__).parents[2] / "docs" / "trackers.md").read_text()
     for code in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-        exec(compile(code, "trackers.md", "exec"), {})
-    rows = history(tmp_path)
+        names = {}
+        exec(compile(code, "trackers.md", "exec"), names)
+    rows = history(Path(names["run"].dir).parent)
     assert sorted(rows) == list(range(20))
     assert sum("forewarn/train/loss" in row for row in rows.values()) > 1
