@@ -206,6 +206,19 @@ def test_a_small_head_that_the_loss_does_not_use_is_information_unless_it_comes_
     assert {alert.scope for alert in run.ledger.firing} == {"pooler.weight"}
 
 
+@pytest.mark.parametrize(
+    ("order", "severity"), [("a b pooler head", Severity.INFO), ("pooler a b head", Severity.WARNING)]
+)
+def test_where_no_output_is_seen_the_order_of_the_parameters_tells_a_side_head_from_a_detached_layer(order, severity):
+    run = Run("G108", "U101", info=wide_info(a=64, b=64, pooler=1, head=1))
+    for _ in range(5):
+        idle = {f"{layer}.weight": float(layer == "pooler") for layer in order.split()}
+        causes = {name: float(FrozenCause.NO_GRADIENT) * flag for name, flag in idle.items()}
+        run.feed({"gradient/missing": idle, "update/frozen_cause": causes})
+    assert {alert.severity for alert in run.ledger.firing} == {severity}
+    assert "pooler.weight" in run.ledger.firing[0].headline
+
+
 def test_an_expert_that_lost_its_tokens_is_no_head_that_the_loss_does_not_use():
     run = Run("G108", info=wide_info(a=64, expert=1, b=64))
     for step in range(60):

@@ -437,7 +437,7 @@ def missing_gradient(missing: Panel, outputs: Panel, settings: MissingGradient, 
     sizes = num_elements(missing.scopes, info)
     unused_size = sum(sizes[index] for index in without if missing.scopes[index] in unused)
     aside: set[str] = set()
-    if len(without) and outputs.at == missing.at:
+    if len(without) and outputs.at in (missing.at, -1):
         aside = side_outputs(missing.scopes, missing.last > 0, missing.last == 0, outputs, info)
     for index in without:
         scope = missing.scopes[index]
@@ -446,7 +446,8 @@ def missing_gradient(missing: Panel, outputs: Panel, settings: MissingGradient, 
             continue
         if scope in aside:
             reason = "its output does not reach the loss"
-            yield finding(Severity.INFO, missing.last[index], 0.0, scope, layer=layer_of(scope), reason=reason)
+            layer = layer_of(scope) if len(outputs) else scope
+            yield finding(Severity.INFO, missing.last[index], 0.0, scope, layer=layer, reason=reason)
             continue
         if scope not in unused:
             yield finding(Severity.WARNING, missing.last[index], 0.0, scope)
