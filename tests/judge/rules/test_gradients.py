@@ -50,6 +50,22 @@ def test_a_tensor_stays_accused_until_it_is_measured_again():
     assert resolved.state is AlertState.RESOLVED
 
 
+@pytest.mark.parametrize(
+    ("norms", "fires"),
+    [
+        (np.logspace(-10, -6, 10), False),  # doubles and more with every step
+        (np.logspace(-10, -9.5, 10), True),  # grows, but hardly
+        ([1e-9, 5e-8, 2e-8, 1e-8, 1e-8], True),  # grew, and falls again
+        ([1e-9] * 10, True),
+    ],
+)
+def test_a_gradient_that_grows_out_of_small_initial_weights_is_not_vanishing(norms, fires):
+    run = Run("G103", info=KNOWN)
+    for norm in norms:
+        run.feed({"gradient/norm": {"first.weight": norm, "last.weight": 0.1}, "train/loss": 2.0})
+    assert [alert.scope for alert in run.ledger.alerts] == ["first.weight"] * fires
+
+
 def test_an_explosion_names_the_largest_tensor_where_it_was_measured():
     run = Run("G102")
     run.feed({"gradient/global_norm": 1.0})

@@ -224,6 +224,10 @@ class VanishingGradient(Settings):
     """Global gradient norm below which the whole run is starved."""
     tensor_norm: float = between(1e-7, 0.0)
     """Gradient norm below which a tensor is starved, unless it is exactly 0."""
+    start_steps: int = between(100, 0, counts="steps")
+    """First steps, in which a tensor's gradient may be small as long as it grows."""
+    growth: float = between(3.0, 1.0)
+    """Multiple of its first value from which a gradient at its highest is growing."""
 
 
 @rule(
@@ -262,11 +266,14 @@ def vanishing_gradient(
     about 1e-7 is also lost in half precision.
 
     A small loss has small gradients. Below a loss of 1 the limits shrink with it, so a model that has learned its task
-    is quiet. Biases and other vectors are not judged, because some have no gradient by construction.
+    is quiet. Biases and other vectors are not judged, because some have no gradient by construction. Several small
+    matrices in a row start with almost no gradient, which then doubles with every step: a tensor whose gradient grows
+    is not judged during the first steps.
 
     ## Example
     fires: 1e-4x5 | train/loss 2.0x5
     fires: gradient/norm{layer.weight} 1e-9x3
+    quiet: gradient/norm{layer.weight} 4e-10 2e-9 7e-9 1.3e-8 4e-8 7e-8
     quiet: gradient/norm{layer.bias} 1e-9x3
     quiet: 1e-4x5 | train/loss 0.001x5
     """
@@ -280,6 +287,9 @@ def vanishing_gradient(
     if tensors.at == now:
         least = scale * settings.tensor_norm
         small = (tensors.last > 0) & (tensors.last < least)
+        if small.any() and now < settings.start_steps:
+            highest, first = tensors.values.max(axis=0), tensors.values[0]
+            small &= ~((tensors.last >= highest) & (tensors.last >= settings.growth * first))
         for index in matrices(small, tensors.scopes, info):
             yield finding(Severity.WARNING, tensors.last[index], least, tensors.scopes[index], loss=level)
 
