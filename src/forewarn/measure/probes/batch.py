@@ -142,7 +142,7 @@ def multiplies_input(module: nn.Module) -> bool:
     """Whether a module multiplies its input with a matrix of its own.
 
     The first to run sees the batch as the model does, after any scaling in `forward`. A model with a matrix beside its
-    layers, such as one of positions, leaves that to the first layer. A list of parameters is never called: its owner is.
+    layers, such as one of positions, leaves that to the first layer. No one calls a list of parameters, but its owner.
     """
     if isinstance(module, _LAYERS):
         return True
