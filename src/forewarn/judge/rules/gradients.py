@@ -289,7 +289,7 @@ def vanishing_gradient(
         small = (tensors.last > 0) & (tensors.last < least)
         if small.any() and now < settings.start_steps:
             highest, first = tensors.values.max(axis=0), tensors.values[0]
-            small &= ~((tensors.last >= highest) & (tensors.last >= settings.growth * first))
+            small &= ~((tensors.last >= highest) & (tensors.last / settings.growth >= first))
         for index in matrices(small, tensors.scopes, info):
             yield finding(Severity.WARNING, tensors.last[index], least, tensors.scopes[index], loss=level)
 
