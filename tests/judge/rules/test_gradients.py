@@ -66,9 +66,16 @@ def test_a_gradient_that_grows_out_of_small_initial_weights_is_not_vanishing(nor
     assert [alert.scope for alert in run.ledger.alerts] == ["first.weight"] * fires
 
 
+def test_a_single_overshoot_in_the_first_steps_is_no_explosion():
+    assert Run("G102").series("gradient/global_norm", [4.4, 1.3, 126.0, 19.0, 1.8]).ledger.alerts == ()
+    assert Run("G102").series("gradient/global_norm", [4.4, 1.3, 126.0, 190.0]).ledger.alerts
+    assert Run("G102").series("gradient/global_norm", [4.4, 1.3, 1260.0]).ledger.alerts
+
+
 def test_an_explosion_names_the_largest_tensor_where_it_was_measured():
     run = Run("G102")
-    run.feed({"gradient/global_norm": 1.0})
+    for _ in range(10):
+        run.feed({"gradient/global_norm": 1.0})
     run.feed({"gradient/global_norm": 150.0})
     assert "largest_tensor" not in run.ledger.firing[0].finding.evidence
     (alert,) = run.feed({"gradient/global_norm": 2000.0, "gradient/norm": {"a.weight": 20.0, "b.weight": 1999.0}})

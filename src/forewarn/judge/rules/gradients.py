@@ -128,6 +128,9 @@ class ExplodingGradient(Settings):
     """Number of norms that make a usual norm."""
     first_steps: int = between(3, 1, counts="readings")
     """Number of norms to wait for if the first one exceeds the warning limit, but not the critical one."""
+    overshoot_steps: int = between(10, 0, counts="steps")
+    """First steps, in which a norm above the warning limit must follow another: the first steps of Adam are its
+    largest, and may overshoot once."""
 
 
 @rule(
@@ -191,6 +194,9 @@ def exploding_gradient(
         severity = Severity(severity - 1)
     from_the_start = _began_high(whole, warning)
     if from_the_start and severity < Severity.CRITICAL and len(whole) < settings.first_steps:
+        return None
+    is_early = whole.at < settings.overshoot_steps and len(whole) > 1
+    if is_early and not whole.last > critical and not whole.values[-2] > warning:
         return None
     evidence: dict[str, float | str] = {"cause": "start"} if from_the_start else {}
     if tensors.at == norm.at and not np.isnan(tensors.last).all():
