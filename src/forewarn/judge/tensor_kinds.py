@@ -108,13 +108,20 @@ def side_outputs(scopes: tuple[str, ...], stopped: Bools, learning: Bools, outpu
     """The parameters of small layers whose output no loss uses, such as a head that only another task needs.
 
     `stopped` and `learning` mark the scopes without a gradient and those with one. Such a layer ran on this step, after
-    a layer that learns. What a `detach()` cuts off comes first, or is a larger part of the model.
+    a layer that learns. What a `detach()` cuts off comes first, or is a larger part of the model. Where no output was
+    seen at all, as in a model that holds its layers in a list, the order of the parameters stands for that of the
+    layers.
     """
-    ran = dict.fromkeys(outputs.scopes[index].partition("[")[0] for index in np.flatnonzero(np.isfinite(outputs.last)))
-    learn = {layer_of(scopes[index]) for index in np.flatnonzero(learning)}
-    begun = list(itertools.dropwhile(lambda layer: layer not in learn, ran))
     sizes = num_elements(scopes, info)
-    aside = stopped & np.array([layer_of(scope) in begun and layer_of(scope) not in learn for scope in scopes], bool)
+    if len(outputs):
+        ran = dict.fromkeys(
+            outputs.scopes[index].partition("[")[0] for index in np.flatnonzero(np.isfinite(outputs.last))
+        )
+        learn = {layer_of(scopes[index]) for index in np.flatnonzero(learning)}
+        begun = set(itertools.dropwhile(lambda layer: layer not in learn, ran)) - learn
+        aside = stopped & np.array([layer_of(scope) in begun for scope in scopes], np.bool_)
+    else:
+        aside = stopped & np.logical_or.accumulate(learning)
     if sizes[aside].sum() >= _SIDE_SHARE * sizes.sum():
         return set()
     return {scopes[index] for index in np.flatnonzero(aside)}

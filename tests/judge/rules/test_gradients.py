@@ -50,9 +50,32 @@ def test_a_tensor_stays_accused_until_it_is_measured_again():
     assert resolved.state is AlertState.RESOLVED
 
 
+@pytest.mark.parametrize(
+    ("norms", "fires"),
+    [
+        (np.logspace(-10, -6, 10), False),  # doubles and more with every step
+        (np.logspace(-10, -9.5, 10), True),  # grows, but hardly
+        ([1e-9, 5e-8, 2e-8, 1e-8, 1e-8], True),  # grew, and falls again
+        ([1e-9] * 10, True),
+    ],
+)
+def test_a_gradient_that_grows_out_of_small_initial_weights_is_not_vanishing(norms, fires):
+    run = Run("G103", info=KNOWN)
+    for norm in norms:
+        run.feed({"gradient/norm": {"first.weight": norm, "last.weight": 0.1}, "train/loss": 2.0})
+    assert [alert.scope for alert in run.ledger.alerts] == ["first.weight"] * fires
+
+
+def test_a_single_overshoot_in_the_first_steps_is_no_explosion():
+    assert Run("G102").series("gradient/global_norm", [4.4, 1.3, 126.0, 19.0, 1.8]).ledger.alerts == ()
+    assert Run("G102").series("gradient/global_norm", [4.4, 1.3, 126.0, 190.0]).ledger.alerts
+    assert Run("G102").series("gradient/global_norm", [4.4, 1.3, 1260.0]).ledger.alerts
+
+
 def test_an_explosion_names_the_largest_tensor_where_it_was_measured():
     run = Run("G102")
-    run.feed({"gradient/global_norm": 1.0})
+    for _ in range(10):
+        run.feed({"gradient/global_norm": 1.0})
     run.feed({"gradient/global_norm": 150.0})
     assert "largest_tensor" not in run.ledger.firing[0].finding.evidence
     (alert,) = run.feed({"gradient/global_norm": 2000.0, "gradient/norm": {"a.weight": 20.0, "b.weight": 1999.0}})
@@ -204,6 +227,19 @@ def test_a_small_head_that_the_loss_does_not_use_is_information_unless_it_comes_
         run.feed({"gradient/missing": idle, "update/frozen_cause": causes, "activation/mean": outputs})
     assert {alert.severity for alert in run.ledger.firing} == {severity}
     assert {alert.scope for alert in run.ledger.firing} == {"pooler.weight"}
+
+
+@pytest.mark.parametrize(
+    ("order", "severity"), [("a b pooler head", Severity.INFO), ("pooler a b head", Severity.WARNING)]
+)
+def test_where_no_output_is_seen_the_order_of_the_parameters_tells_a_side_head_from_a_detached_layer(order, severity):
+    run = Run("G108", "U101", info=wide_info(a=64, b=64, pooler=1, head=1))
+    for _ in range(5):
+        idle = {f"{layer}.weight": float(layer == "pooler") for layer in order.split()}
+        causes = {name: float(FrozenCause.NO_GRADIENT) * flag for name, flag in idle.items()}
+        run.feed({"gradient/missing": idle, "update/frozen_cause": causes})
+    assert {alert.severity for alert in run.ledger.firing} == {severity}
+    assert "pooler.weight" in run.ledger.firing[0].headline
 
 
 def test_an_expert_that_lost_its_tokens_is_no_head_that_the_loss_does_not_use():

@@ -39,6 +39,19 @@ def test_a_lasting_step_up_is_named_with_the_step_at_which_it_came():
     assert alert.remedies[0].do == "Check what changed in the data around step 150"
 
 
+def test_a_step_up_on_a_full_batch_is_blamed_on_the_steps_and_not_on_the_data():
+    run = Run("L107")
+    losses = np.append(learned(150), np.full(60, 2.3)).astype(np.float32)
+    for step, loss in enumerate(losses):
+        readings = {"train/loss": loss, "train/lr": {"0": 1e-3}, "batch/repeated": 1.0}
+        if step == 0 or step % 32 == 31:
+            readings["train/loss_level"] = loss if step == 0 else float(np.median(losses[step - 31 : step + 1]))
+        run.feed(readings)
+    (alert,) = run.ledger.alerts
+    assert "too large" in alert.cause
+    assert alert.remedies[0].action == "lower_lr"
+
+
 @pytest.mark.parametrize(("low", "codes"), [(0.1, {"L107"}), (2.0, {"L108"})])
 def test_what_had_learned_and_rises_above_its_start_has_shifted_and_is_not_above_it_from_the_start(low, codes):
     losses = np.concatenate([np.linspace(2.4, low, 100), np.full(28, low), np.full(150, 9.0)])

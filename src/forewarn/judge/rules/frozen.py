@@ -114,7 +114,7 @@ def frozen_weight(
     is_a_matrix = is_matrix(causes.scopes, info)
     learning = {layer_of(causes.scopes[index]) for index in np.flatnonzero(is_a_matrix & (causes.last == 0))}
     unused: set[str] = set()
-    if outputs.at == causes.at:
+    if outputs.at in (causes.at, -1):
         stopped, moving = (causes.last == float(cause) for cause in (FrozenCause.NO_GRADIENT, FrozenCause.MOVING))
         unused = never_called(outputs, info) | side_outputs(causes.scopes, stopped, moving, outputs, info)
     for index in frozen:

@@ -128,6 +128,9 @@ class ExplodingGradient(Settings):
     """Number of norms that make a usual norm."""
     first_steps: int = between(3, 1, counts="readings")
     """Number of norms to wait for if the first one exceeds the warning limit, but not the critical one."""
+    overshoot_steps: int = between(10, 0, counts="steps")
+    """First steps, in which a norm above the warning limit must follow another: the first steps of Adam are its
+    largest, and may overshoot once."""
 
 
 @rule(
@@ -192,6 +195,9 @@ def exploding_gradient(
     from_the_start = _began_high(whole, warning)
     if from_the_start and severity < Severity.CRITICAL and len(whole) < settings.first_steps:
         return None
+    is_early = whole.at < settings.overshoot_steps and len(whole) > 1
+    if is_early and not whole.last > critical and not whole.values[-2] > warning:
+        return None
     evidence: dict[str, float | str] = {"cause": "start"} if from_the_start else {}
     if tensors.at == norm.at and not np.isnan(tensors.last).all():
         largest = int(np.nanargmax(tensors.last))
@@ -224,6 +230,10 @@ class VanishingGradient(Settings):
     """Global gradient norm below which the whole run is starved."""
     tensor_norm: float = between(1e-7, 0.0)
     """Gradient norm below which a tensor is starved, unless it is exactly 0."""
+    start_steps: int = between(100, 0, counts="steps")
+    """First steps, in which a tensor's gradient may be small as long as it grows."""
+    growth: float = between(3.0, 1.0)
+    """Multiple of its first value from which a gradient at its highest is growing."""
 
 
 @rule(
@@ -262,11 +272,14 @@ def vanishing_gradient(
     about 1e-7 is also lost in half precision.
 
     A small loss has small gradients. Below a loss of 1 the limits shrink with it, so a model that has learned its task
-    is quiet. Biases and other vectors are not judged, because some have no gradient by construction.
+    is quiet. Biases and other vectors are not judged, because some have no gradient by construction. Several small
+    matrices in a row start with almost no gradient, which then doubles with every step: a tensor whose gradient grows
+    is not judged during the first steps.
 
     ## Example
     fires: 1e-4x5 | train/loss 2.0x5
     fires: gradient/norm{layer.weight} 1e-9x3
+    quiet: gradient/norm{layer.weight} 4e-10 2e-9 7e-9 1.3e-8 4e-8 7e-8
     quiet: gradient/norm{layer.bias} 1e-9x3
     quiet: 1e-4x5 | train/loss 0.001x5
     """
@@ -280,6 +293,9 @@ def vanishing_gradient(
     if tensors.at == now:
         least = scale * settings.tensor_norm
         small = (tensors.last > 0) & (tensors.last < least)
+        if small.any() and now < settings.start_steps:
+            highest, first = tensors.values.max(axis=0), tensors.values[0]
+            small &= ~((tensors.last >= highest) & (tensors.last / settings.growth >= first))
         for index in matrices(small, tensors.scopes, info):
             yield finding(Severity.WARNING, tensors.last[index], least, tensors.scopes[index], loss=level)
 
@@ -437,7 +453,7 @@ def missing_gradient(missing: Panel, outputs: Panel, settings: MissingGradient, 
     sizes = num_elements(missing.scopes, info)
     unused_size = sum(sizes[index] for index in without if missing.scopes[index] in unused)
     aside: set[str] = set()
-    if len(without) and outputs.at == missing.at:
+    if len(without) and outputs.at in (missing.at, -1):
         aside = side_outputs(missing.scopes, missing.last > 0, missing.last == 0, outputs, info)
     for index in without:
         scope = missing.scopes[index]
@@ -446,7 +462,8 @@ def missing_gradient(missing: Panel, outputs: Panel, settings: MissingGradient, 
             continue
         if scope in aside:
             reason = "its output does not reach the loss"
-            yield finding(Severity.INFO, missing.last[index], 0.0, scope, layer=layer_of(scope), reason=reason)
+            layer = layer_of(scope) if len(outputs) else scope
+            yield finding(Severity.INFO, missing.last[index], 0.0, scope, layer=layer, reason=reason)
             continue
         if scope not in unused:
             yield finding(Severity.WARNING, missing.last[index], 0.0, scope)
