@@ -189,8 +189,10 @@ def test_a_second_head_that_is_frozen_is_no_copy_of_the_first(tmp_path):
 
 
 def test_a_second_head_outside_the_optimizer_is_no_copy_of_the_first(tmp_path):
-    parameters = lambda model: [*model.body.parameters(), *model.first.parameters()]
-    alerts = Breakable(tmp_path / "run", TwoHeads(), parameters=parameters).train(320).alerts
+    it = Breakable(
+        tmp_path / "run", TwoHeads(), parameters=lambda model: [*model.body.parameters(), *model.first.parameters()]
+    )
+    alerts = it.train(320).alerts
     assert {alert.code for alert in alerts} >= {"U106"}
     assert "W107" not in {alert.code for alert in alerts}
 

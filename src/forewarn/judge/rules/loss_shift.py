@@ -174,7 +174,8 @@ def loss_shift(
         return None
     lost = (now - best) / gain
     severity = Severity.CRITICAL if lost >= settings.critical else Severity.WARNING
-    if not is_objective(loss.series(), separate.series(), info):
+    is_meant = is_objective(loss.series(), separate.series(), info)
+    if not is_meant:
         severity = Severity.INFO
     last_low = int(steps[medians <= bound][-1])
     rose_at = _onset(loss.series(), last_low, best, 2 * bound - best)
@@ -187,7 +188,7 @@ def loss_shift(
     was_raised = is_sudden and after >= settings.raised * before
     if was_raised:
         evidence |= {"lr_before": before, "lr_after": after}
-    elif is_sudden and after <= before:
+    elif is_sudden and after <= before and is_meant:  # a policy changes its own data
         evidence["steady_lr"] = after
     return finding(severity, now, bound, "", **evidence, cause="lr" if was_raised else "unknown")
 
