@@ -102,7 +102,8 @@ def frozen_weight(
     turned off. It may have no gradient, or one of exactly zero. The learning rate may be 0, the optimizer may not step,
     or the gradient scaler may skip its steps. Or low precision rounds the update away.
 
-    Weights frozen before the run began are intended and not reported. A weight that is used only now and then, such as
+    Weights frozen before the run began are intended and not reported. Nor are those whose gradients the loop sets to
+    None after the backward pass while it keeps others, as where a layer is frozen for an epoch. A weight that is used only now and then, such as
     that of an expert without tokens, is reported once it has rested for longer than chance explains. When the loss is
     almost zero, a gradient that is zero or rounded away is information only: nothing is left to learn. So is a vector
     alone without a gradient, while the matrix of its layer learns: some cancel in the loss by construction, such as the
