@@ -103,12 +103,12 @@ def frozen_weight(
     or the gradient scaler may skip its steps. Or low precision rounds the update away.
 
     Weights frozen before the run began are intended and not reported. Nor are those whose gradients the loop sets to
-    None after the backward pass while it keeps others, as where a layer is frozen for an epoch. A weight that is used only now and then, such as
-    that of an expert without tokens, is reported once it has rested for longer than chance explains. When the loss is
-    almost zero, a gradient that is zero or rounded away is information only: nothing is left to learn. So is a vector
-    alone without a gradient, while the matrix of its layer learns: some cancel in the loss by construction, such as the
-    last bias of a WGAN critic or a bias before a normalization. A layer that the forward pass never calls is left to
-    `missing-gradient`, and so is a small head whose output the loss does not use.
+    None after the backward pass while it keeps others, as where a layer is frozen for an epoch. A weight that is used
+    only now and then, such as that of an expert without tokens, is reported once it has rested for longer than chance
+    explains. When the loss is almost zero, a gradient that is zero or rounded away is information only: nothing is left
+    to learn. So is a vector alone without a gradient, while the matrix of its layer learns: some cancel in the loss by
+    construction, such as the last bias of a WGAN critic or a bias before a normalization. A layer that the forward pass
+    never calls is left to `missing-gradient`, and so is a small head whose output the loss does not use.
 
     ## Example
     fires: update/frozen_cause{layer.weight} 0x3 5
