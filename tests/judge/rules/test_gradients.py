@@ -109,6 +109,27 @@ def test_a_task_that_is_solved_has_small_gradients_and_that_is_no_fault():
     assert run.ledger.alerts == ()
 
 
+@pytest.mark.parametrize(
+    ("acts", "policy", "value", "fires"),
+    [
+        (2.0, 1e-8, 0.01, True),
+        (2.0, 1e-6, 0.01, False),  # an almost certain policy
+        (2.0, 1e-8, 1e-6, False),  # both have learned their task
+        (0.0, 1e-8, 0.01, False),  # a supervised loss that is this small is a success
+    ],
+)
+def test_a_policy_without_a_gradient_beside_a_value_with_one_has_saturated(acts, policy, value, fires):
+    run = Run("G103", info=KNOWN)
+    for step in range(40):
+        norms = {"first.weight": 0.1 if step < 20 else policy, "second.weight": 0.1 if step < 20 else value}
+        run.feed({
+            "train/loss": 1e-4, "gradient/global_norm": max(norms.values()), "gradient/norm": norms,
+            "update/separate_losses": acts or np.nan,
+        })  # fmt: skip
+    found = [(alert.scope, alert.finding.evidence["cause"]) for alert in run.ledger.alerts]
+    assert found == ([("first.weight", "saturated")] if fires else [])
+
+
 def test_a_gradient_of_exactly_zero_is_another_matter():
     run = Run("G103", info=KNOWN)
     for _ in range(5):

@@ -234,15 +234,25 @@ class VanishingGradient(Settings):
     """First steps, in which a tensor's gradient may be small as long as it grows."""
     growth: float = between(3.0, 1.0)
     """Multiple of its first value from which a gradient at its highest is growing."""
+    share: float = between(1e-4, 0.0, 1.0)
+    """The same as a fraction of the global norm, in a run that does not improve its loss: its size says nothing."""
+    fallen: float = between(1e-4, 0.0, 1.0)
+    """Fraction of its highest norm to which the gradient of a tensor must have fallen there."""
 
 
 @rule(
-    "G103", "vanishing-gradient", reads=("gradient/global_norm", "gradient/norm", "train/loss"),
+    "G103", "vanishing-gradient",
+    reads=("gradient/global_norm", "gradient/norm", "train/loss", "update/separate_losses"),
     when=("gradient/global_norm", "gradient/norm"), per_scope=True, hold=3, keep=100,
     gate=lambda settings, _info: Outside(low=settings.global_norm),
     explains=("U103", "W104", "W106"),
     settings=VanishingGradient,
     message=(
+        Message(
+            "The gradient of {scope} has vanished, and others have not",
+            "gradient norm {value} · limit {bound} · highest {highest}",
+            "what follows it has saturated, such as the softmax of a policy that has become certain of one action",
+        ),
         Message(
             "Gradients are vanishing in {scope}",
             "gradient norm {value} · expected at least {bound} · loss {loss}",
@@ -257,13 +267,19 @@ class VanishingGradient(Settings):
         advise("inspect_layer", "Check the activations and initialization of {scope}",
                "a saturated activation, a missing residual connection or weights that start too small stop the "
                "gradient", scope_is="parameter"),
-        raise_lr(3.0, "the small gradient then moves the weights further"),
+        for_cause("saturated", lower_lr(0.1, "large steps drive a softmax or a tanh to where it has no gradient")),
+        for_cause("saturated", advise(
+            "keep_exploring", "In reinforcement learning, add an entropy bonus to the loss",
+            "a policy that has stopped trying other actions gets no gradient for them",
+        )),
+        for_cause("start", raise_lr(3.0, "the small gradient then moves the weights further")),
+        for_cause("small", raise_lr(3.0, "the small gradient then moves the weights further")),
         advise("check_loss_scale", "Check that the loss is not averaged or scaled down too far",
                "the gradient shrinks with the loss"),
     ),
 )  # fmt: skip
 def vanishing_gradient(
-    norm: Panel, tensors: Panel, loss: Panel, settings: VanishingGradient, info: RunInfo
+    norm: Panel, tensors: Panel, loss: Panel, separate: Panel, settings: VanishingGradient, info: RunInfo
 ) -> Iterator[Finding]:
     """Gradients are too small to move anything, in the whole run or in one tensor.
 
@@ -275,6 +291,9 @@ def vanishing_gradient(
     is quiet. Biases and other vectors are not judged, because some have no gradient by construction. Several small
     matrices in a row start with almost no gradient, which then doubles with every step: a tensor whose gradient grows
     is not judged during the first steps.
+
+    If the loss is not the objective, as in reinforcement learning, a small loss is no success. There a gradient that
+    has vanished beside others that have not shows an output that is stuck at its limits.
 
     ## Example
     fires: 1e-4x5 | train/loss 2.0x5
@@ -289,15 +308,33 @@ def vanishing_gradient(
     whole, least = norm.series(), scale * settings.global_norm
     if whole.at == now and whole.last < least:
         at_start = whole.steps[0] == 0 and whole.values[0] < least
-        yield finding(Severity.WARNING, whole.last, least, loss=level, **({"cause": "start"} if at_start else {}))
+        yield finding(Severity.WARNING, whole.last, least, loss=level, cause="start" if at_start else "small")
     if tensors.at == now:
         least = scale * settings.tensor_norm
+        saturated = _saturated(whole, tensors, loss.series(), separate.series(), settings, info)
         small = (tensors.last > 0) & (tensors.last < least)
         if small.any() and now < settings.start_steps:
             highest, first = tensors.values.max(axis=0), tensors.values[0]
             small &= ~((tensors.last >= highest) & (tensors.last / settings.growth >= first))
-        for index in matrices(small, tensors.scopes, info):
-            yield finding(Severity.WARNING, tensors.last[index], least, tensors.scopes[index], loss=level)
+        for index in matrices(small | saturated, tensors.scopes, info):
+            scope, value = tensors.scopes[index], tensors.last[index]
+            if saturated[index]:
+                highest = float(np.nanmax(tensors.values[:, index]))
+                bound = min(settings.tensor_norm, settings.share * whole.last)
+                yield finding(Severity.WARNING, value, bound, scope, highest=highest, cause="saturated")
+            else:
+                yield finding(Severity.WARNING, value, least, scope, loss=level, cause="small")
+
+
+def _saturated(
+    whole: Series, tensors: Panel, loss: Series, separate: Series, settings: VanishingGradient, info: RunInfo
+) -> NDArray[np.bool_]:
+    """Which gradients have vanished beside others that have not, in a run that does not improve its loss."""
+    bound = min(settings.tensor_norm, settings.share * whole.last)
+    vanished = (tensors.last > 0) & (tensors.last < bound)
+    if whole.at != tensors.at or not vanished.any() or is_objective(loss, separate, info):
+        return np.zeros(len(vanished), bool)
+    return vanished & (tensors.last < settings.fallen * np.fmax.reduce(tensors.values, axis=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

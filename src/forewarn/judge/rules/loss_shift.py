@@ -144,8 +144,7 @@ def loss_shift(
     count only if the learning rate was comparable. Most of the newest losses must lie above the best level. A rise from
     one step to the next need not last that long: 16 losses above all of the 32 before them are enough, if the learning
     rate has not risen. On a full batch, which is the same in every step, it is the steps that have become too large.
-    If the loss is not the objective, as in reinforcement learning or a GAN, this is only
-    information.
+    If the loss is not the objective, as in reinforcement learning or a GAN, this is only information.
 
     ## Example
     fires: 5.0 3.0 2.0 1.5 1.2 2.5 | train/loss 2.5x32
@@ -184,7 +183,8 @@ def loss_shift(
         return None
     lost = (now - best) / gain
     severity = Severity.CRITICAL if lost >= settings.critical else Severity.WARNING
-    if not is_objective(loss.series(), separate.series(), info):
+    is_meant = is_objective(loss.series(), separate.series(), info)
+    if not is_meant:
         severity = Severity.INFO
     last_low = int(steps[medians <= bound][-1])
     rose_at = _onset(loss.series(), last_low, best, 2 * bound - best)
@@ -199,7 +199,7 @@ def loss_shift(
         evidence |= {"lr_before": before, "lr_after": after}
     elif is_sudden and len(repeated) >= _AROUND and bool((repeated.values > 0).all()):
         evidence["same_batches"] = len(repeated)
-    elif is_sudden and after <= before:
+    elif is_sudden and after <= before and is_meant:  # a policy changes its own data
         evidence["steady_lr"] = after
     cause = "lr" if was_raised else "steps" if "same_batches" in evidence else "unknown"
     return finding(severity, now, bound, "", **evidence, cause=cause)
