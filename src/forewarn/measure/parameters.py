@@ -109,10 +109,6 @@ class ParameterIndex:
         """What this process reads of the parameters: all, or the part of this rank."""
         return self.parameters if self.shards is None else self.shards.weights(self.parameters)
 
-    def reads(self, parameter: nn.Parameter) -> bool:
-        """Whether this rank reads a parameter, or its part of it: of several copies, one is read."""
-        return self.shards is None or self.shards.reads(parameter)
-
     def live(self, *, walks: bool = True) -> dict[int, nn.Parameter]:
         """Every current parameter by its id: the same as `model.parameters()`, but faster.
 

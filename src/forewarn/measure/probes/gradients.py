@@ -208,8 +208,8 @@ class GradientProbe(Probe):
     def _gradient(self, parameter: nn.Parameter) -> Tensor | None:
         """The gradient of a parameter, or the part that this rank reads; None if there is none, or it is empty."""
         gradient = parameter.grad
-        if gradient is not None and self._parameter_index.rank is not None:
-            reads = self._parameter_index.reads(parameter)
+        if gradient is not None and (shards := self._parameter_index.shards) is not None:
+            reads = shards.reads_gradient(parameter)
             gradient = local_part(gradient) if reads else None
             self._has_summands |= reads and gradient is None
         return None if gradient is None or not gradient.numel() else gradient
@@ -451,7 +451,7 @@ class GradientProbe(Probe):
         for position in np.flatnonzero(missing):
             missing[position] = parameters[which[position]].requires_grad
         shards = self._parameter_index.shards
-        gradients = gradients if shards is None else shards.gradients(gradients)
+        gradients = gradients if shards is None else shards.gradients(parameters)
         own = (
             gradients
             if np.array_equal(which, np.arange(len(gradients)))
