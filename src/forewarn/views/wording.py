@@ -222,7 +222,8 @@ def deed(action: Action) -> str:
     try:
         undone = undone.format(**numbers)
     except (KeyError, IndexError, ValueError):
-        undone = action.action
+        undone = undone.partition(" from {")[0]  # it was not taken, so there may be no numbers
+        undone = action.action.replace("_", " ") if "{" in undone else undone
     is_word = action.reason.partition(" ")[0][1:].islower()  # not NaN
     why = action.reason[:1].lower() + action.reason[1:] if is_word else action.reason
     if "norm" in numbers:
