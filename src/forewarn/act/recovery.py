@@ -229,7 +229,7 @@ class Recovery:
         return [] if word is None else [Decision.from_json(decision) for decision in json.loads(word)]
 
     def _drop_what_others_lack(self, step: int, checkpoints: Checkpoints) -> None:
-        """Leave the checkpoints that every rank has, so that all return to the same step: one disk may have been full."""
+        """Leave the checkpoints that every rank has, so that all return to the same step: a disk may have been full."""
         assert self._exchange is not None
         words = self._exchange.words(step, json.dumps(checkpoints.steps).encode())
         if words is not None:
