@@ -226,8 +226,8 @@ class _FromThread(logging.Filter):
 def _silenced() -> Iterator[None]:
     """Nothing that this thread does is logged by the libraries that send: they would write URLs."""
     own = _FromThread(threading.get_ident())
-    known = [one for one in list(logging.root.manager.loggerDict.values()) if isinstance(one, logging.Logger)]
-    loggers = {logging.root, *known, *(logging.getLogger(name) for name in _TALKATIVE)}
+    existing = [one for one in list(logging.root.manager.loggerDict.values()) if isinstance(one, logging.Logger)]
+    loggers = {logging.root, *existing, *(logging.getLogger(name) for name in _TALKATIVE)}
     for logger in loggers:
         logger.addFilter(own)
     try:
