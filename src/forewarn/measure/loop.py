@@ -219,7 +219,7 @@ class Loop:
                         is_here &= not any(isinstance(ready, Tensor) for ready in pending.tensors)
                         break
                 if is_here:
-                    readings += decoded(probe, pending, pending.tensors)  # type: ignore[arg-type] # no tensor
+                    readings += decoded(probe, pending, pending.tensors)
                 else:
                     collected.append((probe, pending))
             except Exception as error:
