@@ -11,7 +11,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -182,7 +181,7 @@ class Monitor:
                 at_once = self._exchange is None and self._transfer.is_empty
                 collected = Collected(self.at, time.time(), *self._loop.collect(at_once))
                 if self._exchange is not None:
-                    collected = replace(collected, wishes=self._exchange.wishes())
+                    collected = collected._replace(wishes=self._exchange.wishes())
                 if at_once and not collected.pending:
                     outcome = self._conclude([(collected, [])])
                 else:

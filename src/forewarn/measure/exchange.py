@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
@@ -547,7 +547,7 @@ class Exchange:
             if not lost:
                 kept.append((probe, pending))
                 everything += [combined.get(key, array) for key, array in zip(keys, own, strict=True)]
-        return replace(step, pending=kept), everything
+        return step._replace(pending=kept), everything
 
     def _check(self, words: Array) -> None:
         """Raise if a rank has closed its monitor or is at another step."""
@@ -611,7 +611,7 @@ def _settled(step: Collected, arrays: Sequence[Array]) -> tuple[Collected, list[
             continue
         settled.append((probe, to_exchange))
         everything += own if to_exchange is pending else [np.asarray(array) for array in to_exchange.tensors]
-    return replace(step, pending=settled), everything
+    return step._replace(pending=settled), everything
 
 
 def _entries(step: Collected, arrays: Sequence[Array]) -> list[Entry]:

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forewarn.judge.headlines import Message
+from forewarn.judge.history import History
 from forewarn.judge.intermittence import idle_too_long
 from forewarn.judge.objective import is_objective
 from forewarn.judge.optimizers import decays_apart, steps_grow_with_gradients
-from forewarn.judge.registry import NOT_FINITE, Outside, finding, rule
+from forewarn.judge.registry import NOT_FINITE, Gate, Outside, finding, rule
 from forewarn.judge.remedies import (
     advise,
     clip_gradient,
@@ -240,11 +241,27 @@ class VanishingGradient(Settings):
     """Fraction of its highest norm to which the gradient of a tensor must have fallen there."""
 
 
+def _starved_for_its_loss(settings: VanishingGradient, _info: RunInfo) -> Gate:
+    def is_starved(_step: int, norm: float, history: History) -> bool:
+        if norm >= settings.global_norm:
+            return False
+        loss = history.newest("train/loss").last
+        return not norm >= settings.global_norm * _shrunk_with(abs(loss[0]) if loss else math.nan)
+
+    return is_starved
+
+
+def _shrunk_with(loss: float) -> float:
+    """The share of a limit that is left at this loss: a small loss has small gradients."""
+    return loss if loss < 1 else 1.0
+
+
 @rule(
     "G103", "vanishing-gradient",
     reads=("gradient/global_norm", "gradient/norm", "train/loss", "update/separate_losses"),
     when=("gradient/global_norm", "gradient/norm"), per_scope=True, hold=3, keep=100,
-    gate=lambda settings, _info: Outside(low=settings.global_norm),
+    gate=_starved_for_its_loss,
+    lookahead=lambda settings, _info: Outside(low=settings.global_norm).lookahead,
     explains=("U103", "W104", "W106"),
     settings=VanishingGradient,
     message=(
@@ -304,7 +321,7 @@ def vanishing_gradient(
     """
     now = max(norm.at, tensors.at)
     level = abs(loss.series().last)
-    scale = level if level < 1 else 1.0
+    scale = _shrunk_with(level)
     whole, least = norm.series(), scale * settings.global_norm
     if whole.at == now and whole.last < least:
         at_start = whole.steps[0] == 0 and whole.values[0] < least

@@ -382,7 +382,8 @@ class GradientProbe(Probe):
 
     def _norm_from_backward(self) -> Norm | None:
         if self._used:
-            return norm_of_all(list(self._used.values()))
+            used = list(self._used.values())
+            return used[0] if len(used) == 1 else norm_of_all(used)
         return _unscaled(norm_of_all(list(self._latest.values())), self._latest_scale) if self._latest else None
 
     def _details(

@@ -83,10 +83,9 @@ class LossProbe(Probe):
 
         return Pending(list(values.values()), decode, list(map(_part, values)))
 
-    def _course_of(self, loss: float) -> Iterator[Reading]:
+    def _course_of(self, loss: float) -> list[Reading]:
         as_stored = array("f", (loss,))[0]
-        for metric, reading in self.course.add(as_stored).items():
-            yield Reading(metric, ONE, reading)
+        return [Reading(metric, ONE, reading) for metric, reading in self.course.add(as_stored).items()]
 
     def _of_the_last_stage(self, step: Step) -> Iterator[Reading]:
         """In a pipeline, only the last stage knows the loss."""
