@@ -67,6 +67,7 @@ def command(
     from forewarn.judge.coverage import coverage
     from forewarn.judge.diagnosis import replay
     from forewarn.store import ResumedError
+    from forewarn.views.imported_lines import notes_of
 
     own = loaded_rules(rule_modules)
 
@@ -81,6 +82,8 @@ def command(
         except (TypeError, ValueError) as error:
             raise Failure(f"{run} cannot be judged: {error}") from error
         covered = coverage(stored, settings.rule_set(rules)) if stored.info.imported_from else None
+        if covered is not None and covered.num_missing == covered.num_rules and is_alone:
+            raise Failure(f"{stored.path} cannot be judged, as no rule has its readings: {'; '.join(notes_of(stored))}")
         if wants_json and is_alone:
             print_json(as_json(stored, diagnosis, covered))
         elif wants_json:
