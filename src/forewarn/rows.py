@@ -169,14 +169,14 @@ _layouts: dict[tuple[str, ...], list[RowLayout]] = {}
 
 def layout_of(names: Sequence[str], scopes: Sequence[tuple[str, ...]]) -> RowLayout | None:
     """The layout of these metrics and scopes, the same object as long as they recur; None if a name occurs twice."""
-    known = _layouts.get(key := tuple(names))
+    layouts = _layouts.get(key := tuple(names), [])
     all_scopes = tuple(scopes)
-    for layout in known or ():
+    for layout in layouts:
         if layout.scopes == all_scopes:
             return layout
     if len(set(key)) < len(key):
         return None
-    if len(_layouts) >= _MOST_LAYOUTS or len(known or ()) >= _MOST_LAYOUTS:
+    if len(_layouts) >= _MOST_LAYOUTS or len(layouts) >= _MOST_LAYOUTS:
         _layouts.clear()
     layout = RowLayout(list(zip(key, all_scopes, strict=True)))
     _layouts.setdefault(key, []).append(layout)

@@ -220,7 +220,7 @@ def test_tags_and_notes_are_kept(visit: Visitor) -> None:
     page.click("text=add a note")
     page.fill("[aria-label=Tags]", "wide, <b>bold</b>")
     page.fill("[aria-label=Note]", "a note")
-    page.click("text=Save")
+    page.click('button:text("Save")')
     wait_for_text(page, ".runs tbody", "<b>bold</b>")
     page.reload()
     wait_for_text(page, ".runs tbody", "a note")

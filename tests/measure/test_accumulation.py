@@ -86,7 +86,7 @@ def test_where_the_loop_clips_only_accumulation_costs_a_read_of_the_gradients(sl
 def test_nothing_is_counted_on_steps_that_are_not_measured(watch):
     model = Slope()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = watch(model, optimizer, every=lambda step: step == 1)
+    monitor = watch(model, optimizer, every=lambda step: step == 1, config={"escalation_steps": 0})
     for _ in range(3):
         train(monitor, model, optimizer, UNEVEN)
     assert monitor.history.series("gradient/backward_passes").steps.tolist() == [1]

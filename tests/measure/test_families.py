@@ -86,7 +86,7 @@ def test_with_everything_off_nothing_is_hooked_and_no_rule_about_it_is_judged(tm
         rule_set = Config.from_stored(stored.config).rule_set()
         diagnosis = replay(stored, rule_set)
         assert {rule.code for rule in stored.info.rules} == {rule.code for rule in rule_set.rules}
-        by_name = {check.name: check for check in checklist(stored, rule_set, (), LossCurve())}
+        by_name = {check.name: check for check in checklist(stored, rule_set, (), LossCurve(), None)}
         assert by_name["gradient norms in range"].detail == "off, by Measure(gradients=False)"
         assert by_name["update ratios in range"].detail == "off, by Measure(updates=False)"
         assert not diagnosis.not_judged

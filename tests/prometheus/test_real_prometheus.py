@@ -59,8 +59,10 @@ def test_promtool_finds_nothing_wrong_with_what_a_run_exports(tmp_path: Path, bu
     with urllib.request.urlopen(view.address) as answer:
         assert promtool("check", "metrics", given=answer.read().decode()) == ""
     with serving(tmp_path / "runs") as client:
-        text = client.get("/metrics").body.decode()
-    assert "forewarn_alert{" in text
+        deadline = time.monotonic() + 30
+        while "forewarn_alert{" not in (text := client.get("/metrics").body.decode()):  # a thread writes the run
+            assert time.monotonic() < deadline, text
+            time.sleep(0.1)
     assert promtool("check", "metrics", given=text) == ""
     monitor.close()
 

@@ -50,7 +50,7 @@ SYMPTOMS = (
     Symptom("vanishing-gradients", "Gradients vanish",
             ("vanishing-gradient", "gradient-fades-with-depth", "gradient-decay", "saturated-units", "dead-units")),
     Symptom("slow-training", "Training is slow: each step takes long",
-            ("data-starved", "throughput-drop", "slow-step", "gpu-underused", "stalled-run")),
+            ("throughput-drop", "data-starved", "slow-step", "gpu-underused", "stalled-run")),
     Symptom("out-of-memory", "Training runs out of memory", ("out-of-memory", "memory-leak", "memory-high")),
 )  # fmt: skip
 

@@ -36,7 +36,8 @@ class WandbView(TrackerView):
 
     With `own_rows=True`, each step is a row of its own, at the W&B step of the same number. It is for scripts that log
     nothing to W&B themselves, that pass the number of the optimizer step as `wandb.log(..., step=...)`, or that draw
-    over an x axis of their own. Others would see their own steps change.
+    over an x axis of their own. Others would see their own steps change. A step that is sent after
+    a row of a later step is part of the next row.
 
     Alerts are W&B alerts, and lines in the summary of the run. `topk` and `detail` are those of `TensorBoardView`.
     """

@@ -161,7 +161,7 @@ def _trained(phases: Panel, per_step: Floats) -> Floats:
 
 def _is_shorter(phases: Panel, seconds: float) -> bool:
     """Whether all readings stand for less time than this, found quickly; False if that takes a closer look."""
-    longest = float(np.add.reduce(phases.values, axis=None)) * phases.longest_gap(len(phases))
+    longest = float(np.add.reduce(phases.values, axis=None, dtype=np.float64)) * phases.longest_gap(len(phases))
     return longest < _SURELY * seconds
 
 

@@ -18,7 +18,7 @@ from forewarn.judge.own_rules import own_rules
 from forewarn.judge.registry import Rule
 from forewarn.judge.remedies import declared
 from forewarn.metrics import all_metrics, catalogue_of
-from forewarn.standing import COMPLETED, RUNNING, UNCERTAIN, run_state
+from forewarn.standing import COMPLETED, FAILED, RUNNING, UNCERTAIN, run_state
 from forewarn.store import Run, StoredSeries
 from forewarn.store.snapshot_folders import replay_command
 from forewarn.types import Action, Alert, Remedy, Severity, in_words, spelled_out
@@ -170,7 +170,7 @@ def action_row(action: Action) -> dict[str, Any]:
         "code": literal(action.code),
         "words": deed(dataclasses.replace(action, watched_steps=0)),
         "outcome": outcome(action),
-        "state": "failed" if action.failed else "dry run" if action.dry_run else "done",
+        "state": FAILED if action.failed else "dry run" if action.dry_run else "done",
         "worked": action.resolved_after is not None and action.recovered_after is not None,
         "to": action.parameters.get("to") if action.action == "roll_back" and not action.failed else None,
     }
