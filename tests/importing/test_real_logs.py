@@ -103,6 +103,16 @@ def test_an_imported_run_is_shown_listed_compared_and_reported_like_any_other(tm
     assert "imported" in forewarn("ls", str(tmp_path / "runs")).out
 
 
+def test_logs_are_compared_with_their_alerts(tmp_path, forewarn):
+    for name, jump in (("a", 0.0), ("b", 5.0)):
+        losses = falling(range(400)) + jump * (np.arange(400) >= 250)
+        rows = [f"{step},{loss}\n" for step, loss in enumerate(losses)]
+        (tmp_path / f"{name}.csv").write_text("step,loss\n" + "".join(rows))
+    said = " ".join(forewarn("compare", str(tmp_path / "a.csv"), str(tmp_path / "b.csv")).out.split())
+    assert "No run has alerts" not in said
+    assert "b.csv has loss-" in said
+
+
 def test_times_that_a_log_does_not_have_stay_unknown(tmp_path):
     (tmp_path / "log.csv").write_text("step,loss\n" + "".join(f"{step},1.0\n" for step in range(5)))
     with run_of(tmp_path / "log.csv", tmp_path) as run:

@@ -106,7 +106,7 @@ def command(
             return judged(stored, is_alone=len(logs) == 1)
 
         try:
-            with temporary_run(log, given) as imported:
+            with temporary_run(log, given, judge=False) as imported:
                 codes.append(from_run(imported.path, of_log))
         except Failure as failure:
             if len(logs) == 1:
