@@ -18,6 +18,7 @@ _MOST_FOLDERS = 20_000
 _MOST_DEPTH = 12
 _HEAD_BYTES = 256 << 10
 """How much of a file is read to tell whether it is a log."""
+_FIRST_BYTES = 1 << 10
 _SQLITE = b"SQLite format 3\0"
 _COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
 """How files of gzip, zip, bzip2, xz and zstd begin."""
@@ -103,7 +104,7 @@ def _in_file(path: Path) -> list[FoundLog]:
         raise LogError(f"{path} is empty")
     if path.suffix.lower() == ".json" and tables.is_document(head):
         return [_of_table(path, tables.JSON)]
-    if head.lstrip()[:1] == b"{":
+    if b"".join(head[:_FIRST_BYTES].split()).startswith(b'{"'):  # what Hugging Face prints has other quotes
         return [_of_table(path, tables.JSON_LINES)]
     return [_of_console(path)]
 
