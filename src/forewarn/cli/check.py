@@ -57,7 +57,7 @@ def command(
       0  healthy, or only notes
       1  a warning is still open, or a critical alert was resolved
       2  a critical alert is still open
-      3  the run or the config cannot be read
+      3  the run or the config cannot be read, or the log has nothing to judge
       64 invalid command line
     """
     from forewarn.cli.other_logs import answers, is_log, logs_at, temporary_run, title
