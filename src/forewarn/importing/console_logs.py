@@ -49,7 +49,7 @@ _STEPS = (
 _COUNTED = re.compile(r"(?<=[A-Za-z])(:?\s*)\[\s*(\d+)(?:\s*/\s*\d+)?\s*\]")
 """`Epoch [3/10]` or `Epoch: [3]`, which is epoch 3."""
 _OF_TOTAL = re.compile(r"\[\s*(\d+)\s*/\s*\d+\s*(?:\(\s*[\d.]+%\s*\))?\s*\]")
-_BAR = re.compile(r"\d+%\|[^|]*\|\s*(\d+)/\d+\s*(?=\[)")
+_BAR = re.compile(r"\d{1,3}%\|[^|]*\|\s*(\d+)/\d+\s*(?=\[)")
 """A progress bar of tqdm up to its times: `Epoch 1:  50%|█████     | 50/100 [00:10<00:10, 5.0it/s, loss=2.1]`."""
 _VALIDATION = re.compile(r"^(valid\w*|val|eval\w*|test)\b", re.IGNORECASE)
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
