@@ -291,11 +291,13 @@ def test_readings_without_steps_are_counted(tmp_path):
 
 
 def test_what_forewarn_wrote_to_a_tracker_is_read_under_its_own_names(tmp_path):
-    rows = [f"{step},{step / 2},{1.0},{2.0},{0.5}\n" for step in range(40)]
-    names = "step,loss,forewarn/train/loss,forewarn/gradient/global_norm,forewarn/gradient/0.weight/norm"
+    rows = [f"{step},9,9,1.0,1.5,2.0,0.5\n" for step in range(40)]
+    names = "step,train/loss,eval/loss,forewarn/train/loss,forewarn/eval/loss"
+    names += ",forewarn/gradient/global_norm,forewarn/gradient/0.weight/norm"
     (tmp_path / "log.csv").write_text(f"{names}\n" + "".join(rows))
     with run_of(tmp_path / "log.csv", tmp_path) as run:
         assert run.series("train/loss").values[5] == 1.0
+        assert run.series("eval/loss").values[5] == 1.5
         assert run.series("gradient/global_norm").values[5] == 2.0
         assert run.series("gradient/norm", "0.weight").values[5] == 0.5
 

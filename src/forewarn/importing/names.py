@@ -95,14 +95,15 @@ class Naming:
 def naming_of(log: Log, given: Mapping[str, str]) -> Naming:
     """What the names of this log stand for; `given` are the user's own answers, by name.
 
-    Of several names for one metric, the one with the most readings is taken, then the surest. The others, and all
-    names that are not known, are kept as the user's own metrics. Raises LogError if an answer cannot be used.
+    Of several names for one metric, forewarn's own is taken, or the one with the most readings, then the surest. The
+    others, and all names that are not known, are kept as the user's own metrics. Raises LogError if an answer cannot be
+    used.
     """
     naming = Naming({name: _given(log, name, metric) for name, metric in given.items()})
     taken = naming.taken()
     ranked = sorted(
         ((name, *found_place) for name in log.tracks if name not in given and (found_place := _recognized(name, log))),
-        key=lambda entry: (entry[2] > 0, -len(log.tracks[entry[0]]), entry[2]),
+        key=lambda entry: (entry[2] > 0, not entry[0].startswith(TRACKER_PREFIX), -len(log.tracks[entry[0]]), entry[2]),
     )
     losers: dict[str, list[str]] = {}
     for name, place, _ in ranked:
@@ -142,7 +143,7 @@ def _given(log: Log, name: str, metric: str) -> Place:
     if place is not None:
         return place._replace(factor=_scale(name, place.metric, log))
     if not is_metric_name(metric) or BUILT_IN.is_reserved(metric):
-        known_names = [one.name for one in BUILT_IN.metrics]
+        known_names = [one.name for one in BUILT_IN.metrics if "*" not in one.name]
         hint = did_you_mean(metric, known_names) or "docs/metrics.md lists them, and own names are my/quantity"
         raise LogError(f"--map {name}={metric}: {metric!r} is no name of a metric; {hint}")
     return Place(metric)
