@@ -10,6 +10,9 @@ from typing import Any
 
 from forewarn.types import is_metric_name
 
+TRACKER_PREFIX = "forewarn/"
+"""What stands before the name of a metric in the user's own tracker, where other names may be the same."""
+
 
 class Scope(StrEnum):
     """What one value of a metric belongs to."""

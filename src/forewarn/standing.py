@@ -13,6 +13,10 @@ VERDICTS = ("healthy", "warnings", "critical")
 """The verdict by exit code."""
 NOT_FALLING = "no warnings, but the loss is not falling"
 """The verdict on a run that has no warnings but learns nothing."""
+NO_LOSS = "no training loss to judge"
+"""The verdict on an imported run without warnings whose log has no training loss: that is not healthy."""
+UNCERTAIN = (NOT_FALLING, NO_LOSS)
+"""Verdicts on runs without warnings that may be bad all the same."""
 RECOVERED = "recovered"
 """The verdict on a run whose warnings are all resolved and whose loss has fallen."""
 TOO_EARLY = "too early to tell"
@@ -43,12 +47,14 @@ def exit_code(alerts: Iterable[Alert], is_falling: bool | None = None) -> int:
     return {Severity.CRITICAL: CRITICAL, Severity.WARNING: WARNINGS}.get(worst, HEALTHY)
 
 
-def verdict(alerts: Iterable[Alert], is_falling: bool | None) -> str:
+def verdict(alerts: Iterable[Alert], is_falling: bool | None, *, has_loss: bool = True) -> str:
     """The verdict on a run, live and in `check`. `is_falling` is about its loss; None if unknown."""
     alerts = list(alerts)
     code = exit_code(alerts, is_falling)
     if code == HEALTHY and any(alert.severity > Severity.INFO for alert in alerts):
         return RECOVERED
+    if code == HEALTHY and not has_loss:
+        return NO_LOSS
     return NOT_FALLING if code == HEALTHY and is_falling is False else VERDICTS[code]
 
 

@@ -142,6 +142,16 @@ def test_a_damaged_run_is_one_error_and_the_others_are_listed(folder: Path, tmp_
     assert "run.db" in diagnosis.content[0].text
 
 
+def test_the_diagnosis_of_an_imported_run_says_what_could_not_be_judged(
+    forewarn: Callable[..., Said], tmp_path: Path
+) -> None:
+    (tmp_path / "log.csv").write_text("step,loss\n" + "".join(f"{step},{5 - step / 50}\n" for step in range(100)))
+    assert forewarn("import", tmp_path / "log.csv", "--out", tmp_path / "runs" / "theirs").code == 0
+    _, diagnosis = asked(tmp_path / "runs", ("get_diagnosis", {"run": "theirs"}))
+    assert diagnosis.structured_content["imported_from"] == "CSV"
+    assert diagnosis.structured_content["without_readings"]
+
+
 def test_the_answers_are_valid_json_within_a_bound(folder: Path) -> None:
     _, runs, diagnosis = asked(folder, ("list_runs", {}), ("get_diagnosis", {"run": "lr-jump"}))
     for answer in (runs, diagnosis):

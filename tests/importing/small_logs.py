@@ -61,9 +61,21 @@ def json_lines(folder):
     return folder / "log.jsonl"
 
 
+def json_document(folder):
+    (folder / "history.json").write_text(json.dumps([{"step": step, "loss": 2 - step / 100} for step in range(60)]))
+    return folder / "history.json"
+
+
 def console_output(folder):
     (folder / "train.log").write_text("".join(f"step: {step}  loss: {2 - step / 100}\n" for step in range(60)))
     return folder / "train.log"
+
+
+def wide_output(folder):
+    bar = "\rEpoch {}:  50%|#####     | {}/20 [00:03<00:03, 6.1it/s, loss={}]"
+    bars = (bar.format(step // 20, step % 20, 2 - step / 100) for step in range(60))
+    (folder / "windows.log").write_bytes("".join(bars).encode("utf-16"))
+    return folder / "windows.log"
 
 
 def mlflow_database(folder):
@@ -78,4 +90,14 @@ def mlflow_database(folder):
     return folder / "mlflow.db"
 
 
-MAKERS = (event_file, trainer_state, wandb_file, csv_file, json_lines, console_output, mlflow_database)
+MAKERS = (
+    event_file,
+    trainer_state,
+    wandb_file,
+    csv_file,
+    json_lines,
+    json_document,
+    console_output,
+    wide_output,
+    mlflow_database,
+)

@@ -1,6 +1,7 @@
 """Logs that the real tools wrote: what is read is what was logged, and check says the same of a log and of its run."""
 
 import csv
+import gzip
 import json
 import math
 import subprocess
@@ -102,6 +103,16 @@ def test_an_imported_run_is_shown_listed_compared_and_reported_like_any_other(tm
     assert "imported" in forewarn("ls", str(tmp_path / "runs")).out
 
 
+def test_logs_are_compared_with_their_alerts(tmp_path, forewarn):
+    for name, jump in (("a", 0.0), ("b", 5.0)):
+        losses = falling(range(400)) + jump * (np.arange(400) >= 250)
+        rows = [f"{step},{loss}\n" for step, loss in enumerate(losses)]
+        (tmp_path / f"{name}.csv").write_text("step,loss\n" + "".join(rows))
+    said = " ".join(forewarn("compare", str(tmp_path / "a.csv"), str(tmp_path / "b.csv")).out.split())
+    assert "No run has alerts" not in said
+    assert "b.csv has loss-" in said
+
+
 def test_times_that_a_log_does_not_have_stay_unknown(tmp_path):
     (tmp_path / "log.csv").write_text("step,loss\n" + "".join(f"{step},1.0\n" for step in range(5)))
     with run_of(tmp_path / "log.csv", tmp_path) as run:
@@ -174,6 +185,22 @@ PRINTED = {
         "[step=20/1000,epoch=0]\n    train/CrossEntropyLoss=10.125\n    optim/total_grad_norm=0.5",
         {"train/loss": 10.125, "gradient/global_norm": 0.5},
     ),
+    "PyTorch's ImageNet example": (
+        "Epoch: [0][  20/1000]\tTime  0.312 ( 0.330)\tLoss 7.1234e+00 (7.2000e+00)\tAcc@1   3.12 (  2.20)",
+        {"train/loss": 7.1234, "logged/Acc_1": 3.12},
+    ),
+    "PyTorch's MNIST example": ("Train Epoch: 1 [20/60000 (0%)]\tLoss: 2.125000", {"train/loss": 2.125}),
+    "MMDetection": (
+        "2026-01-01 10:00:00,000 - mmdet - INFO - Epoch [1][20/1000]\tlr: 2.000e-02, eta: 1:02:03, loss: 1.2500, "
+        "grad_norm: 2.5",
+        {"train/loss": 1.25, "train/lr": 0.02, "gradient/global_norm": 2.5},
+    ),
+    "a tutorial": ("Epoch [3/10], Step [20/600], Loss: 1.2500", {"train/loss": 1.25}),
+    "a bar of tqdm": (
+        "\rEpoch 0:   5%|5         | 10/200 [00:03<00:03, 61.12it/s]"
+        "\rEpoch 0:  10%|#         | 20/200 [00:03<00:03, 61.12it/s, v_num=0, train_loss=1.250]",
+        {"train/loss": 1.25},
+    ),
     "a loss that is lost": ("iter 20: loss nan, time 12.34ms", {"train/loss": math.nan}),
 }
 
@@ -188,6 +215,108 @@ def test_the_lines_that_training_scripts_print_are_read(tool, tmp_path):
             series = run.series(metric, "0" if metric == "train/lr" else "")
             assert series.steps.tolist() == [20]
             assert series.values.tolist() == pytest.approx([value], nan_ok=True, rel=1e-6)
+
+
+def test_hugging_faces_output_is_read_row_by_row_beside_its_progress_bar(tmp_path):
+    """As tqdm and `Trainer` write to one terminal: fractional epochs, some of them whole, and no step."""
+    rows = [
+        f"\r  1%|          | {10 * row}/1000 [00:01<00:30, 19.5it/s]\r{' ' * 60}\r"
+        f"{{'loss': '{3 - row / 50}', 'grad_norm': '1.5', 'learning_rate': '5e-05', 'epoch': '{row / 10}'}}\n"
+        for row in range(1, 101)
+    ]
+    (tmp_path / "train.log").write_text("".join(rows))
+    with run_of(tmp_path / "train.log", tmp_path) as run:
+        losses = run.series("train/loss")
+        assert losses.steps.tolist() == list(range(100))
+        assert losses.values.tolist() == [np.float32(3 - row / 50) for row in range(1, 101)]
+        assert not run.info.step_is_epoch
+
+
+def test_printed_epochs_are_judged_by_epochs_and_batches_by_rows(tmp_path):
+    (tmp_path / "epochs.log").write_text(
+        "".join(f"Epoch {epoch}/30, Loss: {2 - epoch / 30}, Val Loss: 2.5\n" for epoch in range(1, 31))
+    )
+    (tmp_path / "batches.csv").write_text("epoch,loss\n" + "".join(f"{row // 10},{row}\n" for row in range(50)))
+    with run_of(tmp_path / "epochs.log", tmp_path / "a") as run:
+        assert run.info.step_is_epoch
+        assert run.series("train/loss").steps.tolist() == list(range(1, 31))
+        assert len(run.series("eval/loss")) == 30
+    with run_of(tmp_path / "batches.csv", tmp_path / "b") as run:
+        assert not run.info.step_is_epoch
+        assert run.series("train/loss").steps.tolist() == list(range(50))
+
+
+ROWS = [(step, 3.5 - step / 100) for step in range(0, 200, 10)]
+TABLES = {
+    "semicolons and decimal commas": (
+        "a.csv",
+        "step;loss\n" + "".join(f"{s};{v}\n".replace(".", ",") for s, v in ROWS),
+    ),
+    "bars": ("a.csv", "step|loss\n" + "".join(f"{s}|{v}\n" for s, v in ROWS)),
+    "UTF-16": ("a.csv", ("step,loss\n" + "".join(f"{s},{v}\n" for s, v in ROWS)).encode("utf-16")),
+    "UTF-16 output": ("a.log", "".join(f"iter {s}: loss {v}\n" for s, v in ROWS).encode("utf-16")),
+    "a chart of W&B": (
+        "a.csv",
+        '"Step","gpt - train/loss","gpt - train/loss__MIN"\n' + "".join(f'"{s}","{v}","1.0"\n' for s, v in ROWS),
+    ),
+    "a list": ("a.json", json.dumps([{"step": s, "train": {"loss": v}} for s, v in ROWS])),
+    "a log history": ("a.json", json.dumps([{"step": s, "loss": v, "epoch": s / 7} for s, v in ROWS], indent=1)),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_tables_of_many_kinds_are_read(kind, tmp_path):
+    name, content = TABLES[kind]
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with run_of(tmp_path / name, tmp_path) as run:
+        losses = run.series("train/loss")
+        assert losses.steps.tolist() == [step for step, _ in ROWS]
+        assert losses.values.tolist() == [np.float32(value) for _, value in ROWS]
+
+
+def test_lists_by_name_are_a_history_of_rows(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"loss": [3.0, 2.0, 1.0], "val_loss": [3.0, 2.5, 2.0]}))
+    with run_of(tmp_path / "a.json", tmp_path) as run:
+        assert run.series("train/loss").values.tolist() == [3.0, 2.0, 1.0]
+        assert run.series("eval/loss").steps.tolist() == [0, 1, 2]
+
+
+def test_readings_without_steps_are_counted(tmp_path):
+    """`add_scalar(name, value)` without `global_step` writes step 0 each time."""
+    with SummaryWriter(str(tmp_path / "tb")) as writer:
+        for row in range(40):
+            writer.add_scalar("loss", 4.0 - row / 20)
+    with run_of(tmp_path / "tb", tmp_path) as run:
+        assert run.series("train/loss").steps.tolist() == list(range(40))
+
+
+def test_what_forewarn_wrote_to_a_tracker_is_read_under_its_own_names(tmp_path):
+    rows = [f"{step},9,9,1.0,1.5,2.0,0.5\n" for step in range(40)]
+    names = "step,train/loss,eval/loss,forewarn/train/loss,forewarn/eval/loss"
+    names += ",forewarn/gradient/global_norm,forewarn/gradient/0.weight/norm"
+    (tmp_path / "log.csv").write_text(f"{names}\n" + "".join(rows))
+    with run_of(tmp_path / "log.csv", tmp_path) as run:
+        assert run.series("train/loss").values[5] == 1.0
+        assert run.series("eval/loss").values[5] == 1.5
+        assert run.series("gradient/global_norm").values[5] == 2.0
+        assert run.series("gradient/norm", "0.weight").values[5] == 0.5
+
+
+def test_a_log_without_a_training_loss_is_not_called_healthy(tmp_path, forewarn):
+    rows = "".join(f"{step},0.001,{3 - step / 50}\n" for step in range(100))
+    (tmp_path / "log.csv").write_text("step,lr,val/box_loss\n" + rows)
+    answer = checked(forewarn, tmp_path / "log.csv")
+    assert answer["verdict"] == "no training loss to judge"
+    (tmp_path / "log.csv").write_text("step,accuracy\n" + "".join(f"{step},{step}\n" for step in range(100)))
+    said = forewarn("check", str(tmp_path / "log.csv"))
+    assert (said.code, said.out) == (3, "")
+    assert "--map NAME=train/loss" in " ".join(said.err.split())
+
+
+def test_a_compressed_log_is_one_sentence(tmp_path, forewarn):
+    (tmp_path / "log.csv.gz").write_bytes(gzip.compress(b"step,loss\n1,2\n"))
+    said = forewarn("check", str(tmp_path / "log.csv.gz"))
+    assert (said.code, "is compressed; unpack it first" in said.err) == (3, True)
 
 
 def test_a_log_of_epochs_is_judged_by_epochs(tmp_path, forewarn):
@@ -257,7 +386,9 @@ def test_a_name_that_is_not_recognized_is_said_and_can_be_given(tmp_path, forewa
         "step,my_loss_term\n" + "".join(f"{step},{2 - step / 100}\n" for step in range(50))
     )
     said = forewarn("check", str(tmp_path / "log.csv"))
-    assert "--map my_loss_term=train/loss" in " ".join(said.out.split())
+    assert said.code == 3
+    assert "cannot be judged" in said.err
+    assert "--map my_loss_term=train/loss" in " ".join(said.err.split())
     answer = checked(forewarn, tmp_path / "log.csv", "--map", "my_loss_term=train/loss")
     assert next(check for check in answer["checklist"] if check["name"] == "loss falling")["state"] == "pass"
     wrong = forewarn("check", str(tmp_path / "log.csv"), "--map", "my_los_term=train/loss")

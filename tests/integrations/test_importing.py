@@ -80,6 +80,28 @@ def test_an_offline_run_of_wandb(kind, tmp_path, capsys):
     assert kind == "faulty" or judged(tmp_path / "wandb", capsys) == set()
 
 
+NANOGPT = """
+import sys, wandb
+run = wandb.init(mode="offline", dir=sys.argv[1])
+for step in range(0, 600, 10):
+    run.log({"iter": step, "train/loss": 3 - step / 300, "lr": 1e-3})
+    if step % 100 == 0:
+        run.log({"val/loss": 3 - step / 400})
+run.finish()
+"""
+
+
+def test_a_run_of_wandb_has_the_steps_that_its_script_counts(tmp_path):
+    """nanoGPT logs `iter` and passes no step, so W&B counts calls."""
+    pytest.importorskip("wandb")
+    environment = {**os.environ, "WANDB_SILENT": "true", "WANDB_CACHE_DIR": str(tmp_path / "cache")}
+    subprocess.run([sys.executable, "-c", NANOGPT, str(tmp_path)], check=True, env=environment)
+    (log,) = find_logs(tmp_path / "wandb")
+    with imported(log, tmp_path / "run") as run:
+        assert run.series("train/loss").steps.tolist() == list(STEPS)
+        assert run.series("eval/loss").steps.tolist() == list(range(0, 600, 100))
+
+
 MLFLOW = """
 import math, sys, mlflow
 mlflow.set_tracking_uri(sys.argv[1])
@@ -172,6 +194,11 @@ def test_the_state_of_a_hugging_face_trainer(kind, tmp_path, capsys):
         assert len(run.series("evaluation/epoch")) == settings["num_train_epochs"]
         assert run.info.hyperparameters["total_steps"] == trainer.state.max_steps
         assert np.isnan(series.times).all()
+    printed = capsys.readouterr().out
+    (tmp_path / "train.log").write_text(printed)
+    with imported(*find_logs(tmp_path / "train.log"), tmp_path / "printed") as run:
+        assert run.series("train/loss").values.tolist() == pytest.approx(list(logged.values()), rel=1e-3)
+        assert len(run.series("eval/loss")) == settings["num_train_epochs"]
     warnings = judged(tmp_path / "out", capsys)
     assert expected <= warnings
     if kind == "healthy":

@@ -57,7 +57,7 @@ def command(
       0  healthy, or only notes
       1  a warning is still open, or a critical alert was resolved
       2  a critical alert is still open
-      3  the run or the config cannot be read
+      3  the run or the config cannot be read, or the log has nothing to judge
       64 invalid command line
     """
     from forewarn.cli.other_logs import answers, is_log, logs_at, temporary_run, title
@@ -67,6 +67,7 @@ def command(
     from forewarn.judge.coverage import coverage
     from forewarn.judge.diagnosis import replay
     from forewarn.store import ResumedError
+    from forewarn.views.imported_lines import notes_of
 
     own = loaded_rules(rule_modules)
 
@@ -81,6 +82,8 @@ def command(
         except (TypeError, ValueError) as error:
             raise Failure(f"{run} cannot be judged: {error}") from error
         covered = coverage(stored, settings.rule_set(rules)) if stored.info.imported_from else None
+        if covered is not None and covered.num_missing == covered.num_rules and is_alone:
+            raise Failure(f"{stored.path} cannot be judged, as no rule has its readings: {'; '.join(notes_of(stored))}")
         if wants_json and is_alone:
             print_json(as_json(stored, diagnosis, covered))
         elif wants_json:
@@ -103,7 +106,7 @@ def command(
             return judged(stored, is_alone=len(logs) == 1)
 
         try:
-            with temporary_run(log, given) as imported:
+            with temporary_run(log, given, judge=False) as imported:
                 codes.append(from_run(imported.path, of_log))
         except Failure as failure:
             if len(logs) == 1:

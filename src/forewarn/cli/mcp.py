@@ -139,11 +139,14 @@ def _diagnosis(run: Run, most_alerts: int) -> dict[str, Any]:
     from forewarn.cli.terminal import json_plain, loaded_rules
     from forewarn.cli.verdict import MOST_ALERTS, as_json
     from forewarn.config import Config
+    from forewarn.judge.coverage import coverage
     from forewarn.judge.diagnosis import replay
 
     own = loaded_rules(())
-    diagnosis = replay(run, Config.from_stored(run.config, own).rule_set(own))
-    plain: dict[str, Any] = json_plain(as_json(run, diagnosis, most_alerts=max(0, min(most_alerts, MOST_ALERTS))))
+    rule_set = Config.from_stored(run.config, own).rule_set(own)
+    covered = coverage(run, rule_set) if run.info.imported_from else None
+    most = max(0, min(most_alerts, MOST_ALERTS))
+    plain: dict[str, Any] = json_plain(as_json(run, replay(run, rule_set), covered, most))
     return plain
 
 

@@ -72,15 +72,15 @@ def as_run(path: Path) -> Iterator[Path]:
             f"{path} holds the logs of {len(logs)} runs: {', '.join(names)}{rest}; name one of them, or import them "
             "with forewarn import"
         )
-    with temporary_run(logs[0]) as imported:
+    with temporary_run(logs[0], judge=True) as imported:
         yield imported.path
 
 
 @contextlib.contextmanager
-def temporary_run(log: FoundLog, given: Mapping[str, str] | None = None) -> Iterator[ImportedRun]:
-    """The run that a log gives, until the end of the block."""
+def temporary_run(log: FoundLog, given: Mapping[str, str] | None = None, *, judge: bool) -> Iterator[ImportedRun]:
+    """The run that a log gives, until the end of the block; with `judge`, its alerts are recorded."""
     with tempfile.TemporaryDirectory(prefix="forewarn-") as folder:
-        yield imported(log, Path(folder) / "run", given, judge=False)
+        yield imported(log, Path(folder) / "run", given, judge=judge)
 
 
 def imported(log: FoundLog, to: Path, given: Mapping[str, str] | None = None, *, judge: bool = True) -> ImportedRun:

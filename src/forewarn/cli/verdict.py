@@ -19,7 +19,7 @@ from forewarn.judge.coverage import Coverage
 from forewarn.judge.diagnosis import Diagnosis
 from forewarn.judge.epochs import NO_VALIDATION_LOSS
 from forewarn.judge.families import is_own
-from forewarn.standing import COMPLETED, NOT_FALLING, run_state
+from forewarn.standing import COMPLETED, UNCERTAIN, run_state
 from forewarn.store import Run
 from forewarn.store.rank_logs import LOST_CONTACT, NOT_CLOSED, FirstEnd, first_to_end
 from forewarn.store.snapshot_folders import replay_command, snapshots_in
@@ -230,7 +230,7 @@ def heading(run: Run) -> Text:
 
 
 def _summary(diagnosis: Diagnosis) -> Text:
-    style = "bold yellow" if diagnosis.verdict == NOT_FALLING else VERDICT_STYLES[diagnosis.exit_code]
+    style = "bold yellow" if diagnosis.verdict in UNCERTAIN else VERDICT_STYLES[diagnosis.exit_code]
     return Text.assemble((diagnosis.verdict, style), f": {summary_words(diagnosis)}")
 
 

@@ -2,7 +2,9 @@
 
 Read are `step: 10  loss: 2.1` (torchtitan), `iter 10: loss 2.1, time 12ms` (nanoGPT), `iteration 10/ 500 | lm loss:
 2.1E+00` (Megatron-LM), `step 10/100 | loss 2.1 | norm 1.2` (llm.c), `step:10/100 val_loss:2.1` (modded-nanogpt),
-`[step=10/100]` with indented `name=number` below it (OLMo), and `{'loss': 2.1, 'epoch': 0.1}` (Hugging Face).
+`[step=10/100]` with indented `name=number` below it (OLMo), `{'loss': 2.1, 'epoch': 0.1}` (Hugging Face),
+`Epoch: [1][10/100]` and `Train Epoch: 1 [640/60000 (1%)]` (PyTorch's examples), `Epoch 1/30, loss: 2.1`, and progress
+bars of tqdm with a loss.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +31,7 @@ _CLOCK = re.compile(
 )
 """Dates and times, which contain numbers."""
 _NUMBER = re.compile(
-    r"(?<![\w.])(?P<number>[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+    r"(?<![\w.@])(?P<number>[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
     r"|(?:(?<=[:=])|(?<=[:=]\s)|(?<=[:=]\s\s)|(?<=\s)(?=\S+(?:\s*[,|;)\]}]|\s*$)))[-+]?(?:nan|inf|NaN|Infinity|NAN|INF))"
     r"(?P<unit>\s?(?:ms|s|sec|GiB|GB|MiB|MB|%|[kKMB]\b)(?![\w/]))?(?![\w.]*[A-Za-z_])"
 )
@@ -36,8 +39,18 @@ _SEPARATOR = re.compile(r"[|,;()\[\]{}\t<>'\"]|\s-\s|\s{2,}")
 _IN_PARENTHESES = re.compile(r"\(([^()\d]{1,40})\)")
 _UNIT_OF_NAME = re.compile(r"\((ms|s|sec)\)\W*$")
 _EDGES = " :=-/#*>@\t'\""
-_STEPS = ("step", "global step", "global_step", "iteration", "iter", "itr", "update", "num_updates", "train step")
+_POSITION = "position in the epoch"
+"""The name that stands for the first number in `[10/100]` and in a progress bar."""
+_STEPS = (
+    "step", "global step", "global_step", "iteration", "iter", "itr", "update", "num_updates", "train step", "batch",
+    _POSITION,
+)  # fmt: skip
 """Names of steps, best first."""
+_COUNTED = re.compile(r"(?<=[A-Za-z])(:?\s*)\[\s*(\d+)(?:\s*/\s*\d+)?\s*\]")
+"""`Epoch [3/10]` or `Epoch: [3]`, which is epoch 3."""
+_OF_TOTAL = re.compile(r"\[\s*(\d+)\s*/\s*\d+\s*(?:\(\s*[\d.]+%\s*\))?\s*\]")
+_BAR = re.compile(r"\d{1,3}%\|[^|]*\|\s*(\d+)/\d+\s*(?=\[)")
+"""A progress bar of tqdm up to its times: `Epoch 1:  50%|█████     | 50/100 [00:10<00:10, 5.0it/s, loss=2.1]`."""
 _VALIDATION = re.compile(r"^(valid\w*|val|eval\w*|test)\b", re.IGNORECASE)
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
 
@@ -52,16 +65,23 @@ def read(path: Path, log: Log) -> None:
     """Add the readings of every line that has a step."""
     counter = StepCounter(log)
     step: int | None = None
-    num_rows = 0
-    for line in lines_of(path, log):
+    num_rows = num_passes = position = 0
+    for line in chain.from_iterable(whole.split("\r") for whole in lines_of(path, log)):  # bars go back to the start
         pairs = list(pairs_of(line))
         if not pairs:
             continue
         named = step_of(pairs)
-        epoch = next((pair.value for pair in pairs if pair.name.lower() == "epoch"), None)
-        if named is not None:
+        epoch = next((pair.value for pair in pairs if pair.name.lower().split()[-1] == "epoch"), None)
+        has_loss = any("loss" in pair.name.lower() for pair in pairs)
+        if named is not None and named.name == _POSITION:
+            if not has_loss:
+                continue
+            num_passes += named.value < position
+            position = int(named.value)
+            step = counter.step(num_rows, position, num_passes)
+        elif named is not None:
             step = counter.step(num_rows, int(named.value), epoch)
-        elif epoch is not None and line.lstrip().startswith("{'") and any("loss" in pair.name for pair in pairs):
+        elif epoch is not None and has_loss:
             step = counter.step(num_rows, None, epoch)
             num_rows += 1
         elif step is None or not line[:1].isspace():
@@ -91,6 +111,8 @@ def pairs_of(line: str) -> Iterator[_Pair]:
     if len(line) > _MOST_CHARACTERS or not any(character.isdigit() for character in line):
         return
     line = _CLOCK.sub("|", _ANSI.sub("", line))
+    line = _BAR.sub(_position, line)
+    line = _OF_TOTAL.sub(_position, _COUNTED.sub(r"\1 \2|", line))
     end, before = 0, ""
     for match in _NUMBER.finditer(line):
         words = line[end : match.start()]
@@ -104,6 +126,10 @@ def pairs_of(line: str) -> Iterator[_Pair]:
         value = float(match["number"].replace(",", ""))
         unit = unit_of_name[1] if unit_of_name else (match["unit"] or "").strip()
         yield _Pair(name, value * _FACTORS.get(unit, 1.0), "" if unit in _FACTORS else unit)
+
+
+def _position(match: re.Match[str]) -> str:
+    return f"|{_POSITION} {match[1]}|"
 
 
 def _name(words: str) -> str:

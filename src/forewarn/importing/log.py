@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import math
 import os
 from array import array
@@ -77,6 +79,14 @@ class Log:
         track.times.append(time)
         track.values.append(value)
 
+    def number_unnumbered(self) -> None:
+        """Count readings instead of steps if the log gives all of them the same step, as without `global_step`."""
+        several = [track for track in self.tracks.values() if len(track) > 1]
+        if several and all(min(track.steps) == max(track.steps) for track in several):
+            for track in several:
+                track.steps = array("q", range(len(track)))
+            self.note("it gives all readings the same step: a step below is the number of the reading")
+
     def note(self, sentence: str) -> None:
         """Add a note once."""
         if sentence not in self.notes:
@@ -113,6 +123,10 @@ def lines_of(path: Path, log: Log) -> Iterator[str]:
     """The lines of a text file. Lines that are too long are left out, and a note says so."""
     with opened_log(path) as file:
         read = 0
+        if wide := encoding_of(file.read(2)):
+            yield from _wide_lines(path, wide, log)
+            return
+        file.seek(0)
         while line := file.readline(MOST_LINE_BYTES + 1):
             read += len(line)
             if read >= _BYTES_PER_NEWS:
@@ -125,6 +139,19 @@ def lines_of(path: Path, log: Log) -> Iterator[str]:
                 continue
             yield line.decode("utf-8", "replace")
         log.tell(read)
+
+
+def encoding_of(head: bytes) -> str:
+    """`utf-16` if a file begins like the text that Windows' PowerShell writes; otherwise empty."""
+    return "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else ""
+
+
+def _wide_lines(path: Path, encoding: str, log: Log) -> Iterator[str]:
+    """The lines of a text file in UTF-16."""
+    with io.TextIOWrapper(opened_log(path), encoding, errors="replace") as file:
+        while line := file.readline(MOST_LINE_BYTES):
+            log.tell(2 * len(line))
+            yield line
 
 
 def size_of(path: Path) -> int:

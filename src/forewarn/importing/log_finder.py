@@ -11,14 +11,17 @@ from itertools import islice
 from pathlib import Path
 
 from forewarn.importing import console_logs, event_files, mlflow_store, tables, trainer_state, wandb_files
-from forewarn.importing.log import Log, LogError, opened_log, size_of
+from forewarn.importing.log import Log, LogError, encoding_of, opened_log, size_of
 
 MOST_LOGS = 1_000
 _MOST_FOLDERS = 20_000
 _MOST_DEPTH = 12
 _HEAD_BYTES = 256 << 10
 """How much of a file is read to tell whether it is a log."""
+_FIRST_BYTES = 1 << 10
 _SQLITE = b"SQLite format 3\0"
+_COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
+"""How files of gzip, zip, bzip2, xz and zstd begin."""
 _TABLES = {".csv": tables.CSV, ".tsv": tables.CSV, ".jsonl": tables.JSON_LINES, ".ndjson": tables.JSON_LINES}
 _TEXTS = (".log", ".txt", ".out", "")
 _SKIPPED = {".git", "__pycache__", "node_modules", ".venv", "site-packages", ".trash"}
@@ -54,6 +57,7 @@ class FoundLog:
         if not log.tracks:
             reason = log.notes[0] if log.notes else "it holds no numbers with a step"
             raise LogError(f"{self.path} cannot be read ({self.tool}): {reason}")
+        log.number_unnumbered()
         return log
 
 
@@ -92,11 +96,15 @@ def _in_file(path: Path) -> list[FoundLog]:
         return [_of_states(path, [path])]
     if (kind := _TABLES.get(path.suffix.lower())) is not None:
         return [_of_table(path, kind)]
-    if b"\0" in head:
+    if head.startswith(_COMPRESSED):
+        raise LogError(f"{path} is compressed; unpack it first")
+    if b"\0" in head and not encoding_of(head):
         raise LogError(f"{path} is not a log that forewarn can read: it is a binary file of another kind")
     if not head.strip():
         raise LogError(f"{path} is empty")
-    if head.lstrip()[:1] == b"{":
+    if path.suffix.lower() == ".json" and tables.is_document(head):
+        return [_of_table(path, tables.JSON)]
+    if b"".join(head[:_FIRST_BYTES].split()).startswith(b'{"'):  # what Hugging Face prints has other quotes
         return [_of_table(path, tables.JSON_LINES)]
     return [_of_console(path)]
 
@@ -242,8 +250,8 @@ def _of_states(path: Path, files: Sequence[Path]) -> FoundLog:
 
 
 def _of_table(path: Path, kind: str) -> FoundLog:
-    read = tables.read_csv if kind == tables.CSV else tables.read_json_lines
-    return FoundLog(path, kind, (path,), partial(read, path))
+    readers = {tables.CSV: tables.read_csv, tables.JSON: tables.read_json}
+    return FoundLog(path, kind, (path,), partial(readers.get(kind, tables.read_json_lines), path))
 
 
 def _of_console(path: Path) -> FoundLog:

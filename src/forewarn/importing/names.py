@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from forewarn.catalogue import Scope
+from forewarn.catalogue import TRACKER_PREFIX, Scope
 from forewarn.importing.log import Log, LogError
 from forewarn.metrics import BUILT_IN
 from forewarn.suggestions import did_you_mean
@@ -18,6 +19,7 @@ EPOCH_LOSS, STEP_TIME, TOKENS = "evaluation/train_loss", "speed/step_seconds", "
 
 _TRAIN = ("", "train/", "train_", "training/", "training_", "trainer/", "optim/", "optimizer/")
 _HELD_OUT = ("eval", "val", "valid", "validation", "dev", "evaluation")
+_HELD_OUT_NAME = re.compile(rf"(?:^|[/_ ])(?:{'|'.join(_HELD_OUT)}|test)(?:$|[/_ ])")
 _LOSSES = (
     "train/loss", "train_loss_step", "train/loss_step", "loss_step", "train_step_loss", "train/step_loss", "step_loss",
     "train_loss", "training_loss", "training/loss", "loss/train", "loss_train", "loss_metrics/global_avg_loss",
@@ -93,14 +95,15 @@ class Naming:
 def naming_of(log: Log, given: Mapping[str, str]) -> Naming:
     """What the names of this log stand for; `given` are the user's own answers, by name.
 
-    Of several names for one metric, the one with the most readings is taken, then the surest. The others, and all
-    names that are not known, are kept as the user's own metrics. Raises LogError if an answer cannot be used.
+    Of several names for one metric, forewarn's own is taken, or the one with the most readings, then the surest. The
+    others, and all names that are not known, are kept as the user's own metrics. Raises LogError if an answer cannot be
+    used.
     """
     naming = Naming({name: _given(log, name, metric) for name, metric in given.items()})
     taken = naming.taken()
     ranked = sorted(
         ((name, *found_place) for name in log.tracks if name not in given and (found_place := _recognized(name, log))),
-        key=lambda entry: (entry[2] > 0, -len(log.tracks[entry[0]]), entry[2]),
+        key=lambda entry: (entry[2] > 0, not entry[0].startswith(TRACKER_PREFIX), -len(log.tracks[entry[0]]), entry[2]),
     )
     losers: dict[str, list[str]] = {}
     for name, place, _ in ranked:
@@ -112,13 +115,14 @@ def naming_of(log: Log, given: Mapping[str, str]) -> Naming:
             naming.places[name] = place
     for winner, names in losers.items():
         metric, enough = naming.places[winner].metric, len(log.tracks[winner]) / 2
-        if close := [name for name in names if len(log.tracks[name]) >= enough]:
+        close = [name for name in names if len(log.tracks[name]) >= enough]
+        if close and not winner.startswith(TRACKER_PREFIX):
             naming.notes.append(
                 f"{metric} is {winner!r}; {_some(close)} would fit too: choose with --map NAME={metric}"
             )
     used = set(taken)
     for name in log.tracks:
-        if name not in naming.places and not _NOT_TO_KEEP.fullmatch(name.lower()):
+        if name not in naming.places and not _NOT_TO_KEEP.fullmatch(name.lower().removeprefix(TRACKER_PREFIX)):
             own = Place(_own_name(name, is_loser=any(name in names for names in losers.values())))
             while own in used:
                 own = Place(f"{own.metric}_")
@@ -139,7 +143,7 @@ def _given(log: Log, name: str, metric: str) -> Place:
     if place is not None:
         return place._replace(factor=_scale(name, place.metric, log))
     if not is_metric_name(metric) or BUILT_IN.is_reserved(metric):
-        known_names = [one.name for one in BUILT_IN.metrics]
+        known_names = [one.name for one in BUILT_IN.metrics if "*" not in one.name]
         hint = did_you_mean(metric, known_names) or "docs/metrics.md lists them, and own names are my/quantity"
         raise LogError(f"--map {name}={metric}: {metric!r} is no name of a metric; {hint}")
     return Place(metric)
@@ -147,6 +151,7 @@ def _given(log: Log, name: str, metric: str) -> Place:
 
 def _recognized(name: str, log: Log) -> tuple[Place, int] | None:
     """What a name stands for and how unsure that is, from 0; None if it is not known."""
+    name = name.removeprefix(TRACKER_PREFIX)
     if place := _catalogued(name):
         return place, 0
     plain = re.sub(r"[\s\-.]+", "_", name.strip().lower())
@@ -208,10 +213,12 @@ def _settle_groups(naming: Naming) -> None:
 
 
 def _no_loss(log: Log) -> str:
-    candidates = sorted((name for name in log.tracks if "loss" in name.lower()), key=len)
+    losses = sorted((name for name in log.tracks if "loss" in name.lower()), key=len)
+    candidates = [name for name in losses if not _HELD_OUT_NAME.search(name.lower())]
     if not candidates:
         return f"no training loss was found among {_some(list(log.tracks))}: name it with --map NAME={LOSS}"
-    return f"no name is certainly the training loss; {_some(candidates)} may be: --map {candidates[0]}={LOSS}"
+    example = shlex.quote(f"{candidates[0]}={LOSS}")
+    return f"no name is certainly the training loss; {_some(candidates)} may be: --map {example}"
 
 
 def _some(names: Iterable[str]) -> str:

@@ -6,10 +6,14 @@ import json
 import math
 import struct
 import zlib
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from forewarn.catalogue import TRACKER_PREFIX
 from forewarn.importing.log import Log, LogError, number, opened_log, whole_number
 from forewarn.importing.wire import fields, message, text
 
@@ -29,8 +33,11 @@ _CONFIG_OF_RUN = 4
 _HISTORY_ITEM, _HISTORY_STEP, _UPDATE = 1, 2, 1
 _KEY, _NESTED_KEY, _INTEGER, _NUMBER, _VALUE_JSON = 1, 2, 5, 6, 16
 
-_STEPS = ("train/global_step", "trainer/global_step", "global_step")
-"""Names under which trainers log the step that they count; W&B itself counts calls of `log`."""
+_STEPS = (
+    f"{TRACKER_PREFIX}step", "train/global_step", "trainer/global_step", "global_step", "step", "train/step", "iter",
+    "iteration", "train/iter", "num_updates",
+)  # fmt: skip
+"""Names under which scripts log the step that they count, best first; W&B itself counts calls of `log`."""
 
 
 def read(paths: Sequence[Path], log: Log) -> None:
@@ -44,6 +51,26 @@ def read(paths: Sequence[Path], log: Log) -> None:
             if isinstance(error, LogError):
                 raise
             log.note(f"{path.name} is damaged ({error}); it was read up to there")
+    _count_own_steps(log)
+
+
+def _count_own_steps(log: Log) -> None:
+    """Replace W&B's steps by those that the script counts, if it logs them and they only rise.
+
+    A row without them has the step of the row before.
+    """
+    for name in _STEPS:
+        track = log.tracks.get(name)
+        if track is None or track.values[-1] <= track.values[0]:
+            continue
+        own = [int(value) if value >= 0 and value.is_integer() else -1 for value in track.values]
+        if own[0] < 0 or any(later < earlier for earlier, later in pairwise(own)):
+            continue
+        rows = track.steps
+        del log.tracks[name]
+        for other in log.tracks.values():
+            other.steps = array("q", (own[max(0, bisect_right(rows, row) - 1)] for row in other.steps))
+        return
 
 
 def _take(kind: int, value: int | memoryview, log: Log) -> None:
@@ -101,14 +128,13 @@ def _add_history(history: memoryview, log: Log) -> None:
             values[name] = item
         elif kind == _HISTORY_STEP:
             step = next((part for number_, part in fields(message(value)) if number_ == 1), None)
-    own = next((own for name in _STEPS if (own := whole_number(values.get(name))) is not None), None)
-    step = own if own is not None else whole_number(values.get("_step", step if isinstance(step, int) else None))
+    step = whole_number(values.get("_step", step if isinstance(step, int) else None))
     time = number(values.get("_timestamp"))
     if step is None:
         return
     for name, item in values.items():
         reading = number(item)
-        if reading is not None and not name.startswith("_") and name not in _STEPS:
+        if reading is not None and not name.startswith("_"):
             log.add(name, step, math.nan if time is None else time, reading)
 
 

@@ -43,6 +43,8 @@ class Diagnosis:
     """Rules that judged the run live but are not loaded here; their alerts are the recorded ones."""
     is_falling: bool | None = None
     """Whether the training loss is falling; None if there are too few losses."""
+    has_loss: bool = True
+    """False if the log of an imported run has no training loss."""
 
     def cause_of(self, alert: Alert) -> str | None:
         """The code of the root cause of this alert; None if it has no cause."""
@@ -56,7 +58,9 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         """The run in a few words. If a rule that judged it live is missing here, the words say so."""
-        words = TOO_EARLY if self.last_step is None else verdict(self.alerts, self.is_falling)
+        words = TOO_EARLY
+        if self.last_step is not None:
+            words = verdict(self.alerts, self.is_falling, has_loss=self.has_loss)
         return f"{words} by the rules loaded here" if self.not_judged and words == VERDICTS[HEALTHY] else words
 
 
@@ -113,12 +117,18 @@ def _diagnosis(run: Run, rule_set: RuleSet, ledger: Ledger, unsorted: Sequence[A
         ),
         not_judged=rule_set.not_loaded(run.info),
         is_falling=is_falling,
+        has_loss=has_loss(run),
     )
 
 
 def stored_is_falling(run: Run) -> bool | None:
     """Whether the loss of a run has fallen; None if that cannot be told, or if the run improves something else."""
     return _is_falling(run, _loss_curve(run))
+
+
+def has_loss(run: Run) -> bool:
+    """False if the run comes from a log without a training loss."""
+    return not run.info.imported_from or "train/loss" in run.names()
 
 
 def _loss_curve(run: Run) -> LossCurve:

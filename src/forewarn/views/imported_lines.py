@@ -29,7 +29,7 @@ def imported_part(run: Run) -> RenderableType:
     """Where the run comes from, how often its tool logged, and what was noted when it was read."""
     tool, often = run.info.imported_from, list(_cadences(run))
     told = f"read from {tool}: {', '.join(often)}" if often else f"read from {tool}"
-    notes = _notes(run)
+    notes = notes_of(run)
     lines = [Text(f"· {literal(note)}", style="yellow") for note in notes[:_MOST_NOTES]]
     if len(notes) > _MOST_NOTES:
         lines.append(Text(f"· and {len(notes) - _MOST_NOTES} more notes", style="yellow"))
@@ -54,7 +54,7 @@ def imported_json(run: Run, covered: Coverage) -> dict[str, Any]:
     """The same as plain values."""
     return {
         "imported_from": run.info.imported_from,
-        "notes": _notes(run),
+        "notes": notes_of(run),
         "without_readings": [
             {"what": group.what, "to_do": group.to_do, "rules": [rule.code for rule in group.rules]}
             for group in covered.missing
@@ -65,7 +65,8 @@ def imported_json(run: Run, covered: Coverage) -> dict[str, Any]:
     }
 
 
-def _notes(run: Run) -> list[str]:
+def notes_of(run: Run) -> list[str]:
+    """What a person should know about the log."""
     return [str(event.data.get("text", "")) for event in run.events() if event.kind == _NOTE]
 
 

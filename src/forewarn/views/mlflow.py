@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from forewarn.catalogue import TRACKER_PREFIX
 from forewarn.types import RunStart
-from forewarn.views.sending import PREFIX, Row, TrackerView
+from forewarn.views.sending import Row, TrackerView
 from forewarn.views.tracked import Detail, optional
 
 MOST_IN_A_BATCH = 1000
@@ -52,9 +53,9 @@ class MLflowView(TrackerView):
             self._client = mlflow.MlflowClient()
         written = self._client.get_run(self._run).data.params  # a parameter can never be changed
         params = [
-            mlflow.entities.Param(PREFIX + name, str(value)[:MOST_IN_A_PARAMETER])
+            mlflow.entities.Param(TRACKER_PREFIX + name, str(value)[:MOST_IN_A_PARAMETER])
             for name, value in settings.items()
-            if PREFIX + name not in written
+            if TRACKER_PREFIX + name not in written
         ]
         for part in _batches(params, MOST_PARAMETERS):
             self._client.log_batch(self._run, params=part, synchronous=True)
@@ -70,7 +71,7 @@ class MLflowView(TrackerView):
             self._client.log_batch(self._run, metrics=part, synchronous=True)
 
     def _note(self, name: str, text: str) -> None:
-        self._client.set_tag(self._run, PREFIX + name, text[:MOST_IN_A_TAG], synchronous=True)
+        self._client.set_tag(self._run, TRACKER_PREFIX + name, text[:MOST_IN_A_TAG], synchronous=True)
 
 
 def _batches(values: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:

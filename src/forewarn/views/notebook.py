@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from forewarn.judge.diagnosis import recorded_alerts, stored_is_falling
+from forewarn.judge.diagnosis import has_loss, recorded_alerts, stored_is_falling
 from forewarn.judge.ledger import Ledger
 from forewarn.judge.rules import all_rules
-from forewarn.standing import NO_ALERTS, NOT_FALLING, exit_code, verdict
+from forewarn.standing import NO_ALERTS, UNCERTAIN, exit_code, verdict
 from forewarn.store import Run
 from forewarn.store.run_summary import summary_of
 from forewarn.types import Alert, AlertState, Remedy, Severity, figure, num_words
@@ -106,8 +106,8 @@ def run_html(run: Run) -> str:
     is_falling = stored_is_falling(run)
     code = exit_code(alerts, is_falling)
     colour = (_GREEN, _COLOURS[Severity.WARNING], _COLOURS[Severity.CRITICAL])[code]
-    words = verdict(alerts, is_falling)
-    sign = INFORMATION if words == NOT_FALLING else (HEALTHY, WARNING, CRITICAL)[code]
+    words = verdict(alerts, is_falling, has_loss=has_loss(run))
+    sign = INFORMATION if words in UNCERTAIN else (HEALTHY, WARNING, CRITICAL)[code]
     lines = [f"{_sign(f'{sign} {words}', colour)} <span style='{_DIM}'>{_text(title)}</span>", curve]
     for cause, symptoms in serious[:MOST_ALERTS]:
         sign = _sign(mark(cause.worst.severity), _COLOURS[cause.worst.severity])

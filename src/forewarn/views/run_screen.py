@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from forewarn.judge.checklist import phase_words
-from forewarn.judge.diagnosis import stored_is_falling
+from forewarn.judge.diagnosis import has_loss, stored_is_falling
 from forewarn.metrics import BUILT_IN, label
-from forewarn.standing import NOT_FALLING, RUNNING, alert_words, exit_code, run_state, verdict
+from forewarn.standing import RUNNING, UNCERTAIN, alert_words, exit_code, run_state, verdict
 from forewarn.store import Run
 from forewarn.store.reader import StoredSeries
 from forewarn.types import figure
@@ -108,8 +108,8 @@ def _standing(run: Run, groups: Sequence[tuple[AlertGroup, bool]]) -> Text:
     """The verdict in the words of `forewarn check`."""
     alerts = [alert for group, _ in groups for alert in group.alerts]
     is_falling = stored_is_falling(run)
-    words = verdict(alerts, is_falling)
-    style = "bold yellow" if words == NOT_FALLING else VERDICT_STYLES[exit_code(alerts, is_falling)]
+    words = verdict(alerts, is_falling, has_loss=has_loss(run))
+    style = "bold yellow" if words in UNCERTAIN else VERDICT_STYLES[exit_code(alerts, is_falling)]
     return Text.assemble((words, style), f": {alert_words(alerts)}")
 
 

@@ -14,14 +14,13 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
+from forewarn.catalogue import TRACKER_PREFIX
 from forewarn.types import Action, Alert, Block, Counts, Distribution, RunEnd, RunStart
 from forewarn.views.tracked import Announcement, Curves, Detail, Standing, announcements, buckets, hyperparameters
 from forewarn.views.wording import deed
 
 _log = logging.getLogger("forewarn")
 
-PREFIX = "forewarn/"
-"""In front of every name, so that none is the same as one of the user's."""
 MOST_ROWS = 1000
 """Maximum number of steps that wait; the oldest are left out."""
 MOST_MESSAGES = 1000
@@ -265,8 +264,11 @@ class TrackerView:
         return Row(
             step,
             blocks[0].time if blocks else time.time(),
-            {PREFIX + tag: value for tag, value in self._curves.scalars(blocks)},
-            {PREFIX + tag: buckets(counts, zeros) for tag, counts, zeros in self._curves.histograms(distributions)},
+            {TRACKER_PREFIX + tag: value for tag, value in self._curves.scalars(blocks)},
+            {
+                TRACKER_PREFIX + tag: buckets(counts, zeros)
+                for tag, counts, zeros in self._curves.histograms(distributions)
+            },
         )
 
     def _find(self) -> Any:

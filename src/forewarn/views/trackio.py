@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from forewarn.catalogue import TRACKER_PREFIX
 from forewarn.types import Severity
 from forewarn.views.notify import harmless
-from forewarn.views.sending import PREFIX, Row, Sender, TrackerView
+from forewarn.views.sending import Row, Sender, TrackerView
 from forewarn.views.tracked import Announcement, Detail, hyperparameters, optional
 
 _LEVELS = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.CRITICAL: "ERROR"}
@@ -38,7 +39,7 @@ class TrackioView(TrackerView):
         sender = super()._open()
         if sender is not None and self._start is not None:  # before the run sends its configuration, with its first row
             described = {"run": str(self._start.path.absolute()), **hyperparameters(self._start.info)}
-            self._run.config[PREFIX.rstrip("/")] = described
+            self._run.config[TRACKER_PREFIX.rstrip("/")] = described
         return sender
 
     def _write(self, rows: Sequence[Row]) -> None:

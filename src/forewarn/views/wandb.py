@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from forewarn.catalogue import TRACKER_PREFIX
 from forewarn.random_states import random_states_kept
 from forewarn.types import RunStart, Severity
 from forewarn.views.notify import harmless
-from forewarn.views.sending import PREFIX, Row, TrackerView
+from forewarn.views.sending import Row, TrackerView
 from forewarn.views.tracked import Announcement, Detail, optional
 
 _log = logging.getLogger("forewarn")
 
-STEP = f"{PREFIX}step"
+STEP = f"{TRACKER_PREFIX}step"
 """The x axis of everything that is written."""
 MOST_IN_A_TITLE = 63
 """W&B allows fewer than 64 characters in the title of an alert."""
@@ -66,9 +67,9 @@ class WandbView(TrackerView):
 
     def _set_up(self, start: RunStart, settings: Mapping[str, float | str]) -> None:
         self._run.define_metric(STEP, hidden=True)
-        self._run.define_metric(f"{PREFIX}*", step_metric=STEP, step_sync=False)
+        self._run.define_metric(f"{TRACKER_PREFIX}*", step_metric=STEP, step_sync=False)
         described = {"run": str(start.path.absolute()), **settings}
-        self._run.config.update({PREFIX.rstrip("/"): described}, allow_val_change=True)
+        self._run.config.update({TRACKER_PREFIX.rstrip("/"): described}, allow_val_change=True)
 
     def _write(self, rows: Sequence[Row]) -> None:
         import wandb
@@ -107,4 +108,4 @@ class WandbView(TrackerView):
         self._run.alert(harmless(title), harmless(text), _LEVELS[announcement.severity])
 
     def _note(self, name: str, text: str) -> None:
-        self._run.summary[PREFIX + name] = text
+        self._run.summary[TRACKER_PREFIX + name] = text

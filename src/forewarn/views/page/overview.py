@@ -18,7 +18,7 @@ from forewarn.judge.own_rules import own_rules
 from forewarn.judge.registry import Rule
 from forewarn.judge.remedies import declared
 from forewarn.metrics import all_metrics, catalogue_of
-from forewarn.standing import COMPLETED, FAILED, NOT_FALLING, RUNNING, run_state
+from forewarn.standing import COMPLETED, FAILED, RUNNING, UNCERTAIN, run_state
 from forewarn.store import Run, StoredSeries
 from forewarn.store.snapshot_folders import replay_command
 from forewarn.types import Action, Alert, Remedy, Severity, in_words, spelled_out
@@ -126,7 +126,7 @@ def _verdict(diagnosis: Diagnosis) -> dict[str, Any]:
     trees = folded(diagnosis)
     serious = [tree for tree in trees if max(alert.severity for alert in tree[0].alerts) > Severity.INFO]
     severity = ("healthy", "warning", "critical")[diagnosis.exit_code]
-    if severity == "healthy" and diagnosis.verdict == NOT_FALLING:
+    if severity == "healthy" and diagnosis.verdict in UNCERTAIN:
         severity = "info"
     told: dict[str, Any] = dict.fromkeys(("headline", "numbers", "cause", "since", "code", "name", "followed"))
     if serious:
