@@ -286,6 +286,7 @@ def vanishing_gradient(
     ## Example
     fires: 1e-4x5 | train/loss 2.0x5
     fires: gradient/norm{layer.weight} 1e-9x3
+    fires: 0.01x6 | gradient/norm{actor.weight} 0.1x3 1e-8x3 | train/loss 1e-4x6 | update/separate_losses 2x6
     quiet: gradient/norm{layer.bias} 1e-9x3
     quiet: 1e-4x5 | train/loss 0.001x5
     """
