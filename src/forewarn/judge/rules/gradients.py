@@ -316,6 +316,7 @@ def vanishing_gradient(
     fires: 1e-4x5 | train/loss 2.0x5
     fires: gradient/norm{layer.weight} 1e-9x3
     quiet: gradient/norm{layer.weight} 4e-10 2e-9 7e-9 1.3e-8 4e-8 7e-8
+    fires: 0.01x6 | gradient/norm{actor.weight} 0.1x3 1e-8x3 | train/loss 1e-4x6 | update/separate_losses 2x6
     quiet: gradient/norm{layer.bias} 1e-9x3
     quiet: 1e-4x5 | train/loss 0.001x5
     """
@@ -351,7 +352,8 @@ def _saturated(
     vanished = (tensors.last > 0) & (tensors.last < bound)
     if whole.at != tensors.at or not vanished.any() or is_objective(loss, separate, info):
         return np.zeros(len(vanished), bool)
-    return vanished & (tensors.last < settings.fallen * np.fmax.reduce(tensors.values, axis=0))
+    vanished &= tensors.last < settings.fallen * np.fmax.reduce(tensors.values, axis=0)
+    return vanished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -446,7 +446,7 @@ class GradientProbe(Probe):
         self._missing = np.array([gradient is None for gradient in gradients], bool)
         self._removed = self._missing & (not self._missing[which].all())
         for position in np.flatnonzero(self._removed):
-            self._removed[position] = id(parameters[position]) in self._latest
+            self._removed[position] = id(parameters[int(position)]) in self._latest
         self._missing &= ~self._removed
         missing = self._missing[which]
         for position in np.flatnonzero(missing):
