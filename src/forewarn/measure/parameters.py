@@ -225,11 +225,13 @@ class ParameterIndex:
         """The indices of parameters that are not trained and have the first values of one that is."""
         is_trained = self.trainable & (self.groups() >= 0)
         shapes = [parameter.shape for parameter in self.parameters]
-        twins = {shapes[place] for place in np.flatnonzero(is_trained)}
-        idle = [int(place) for place in np.flatnonzero(~is_trained) if shapes[place] in twins]
+        twins = {shapes[place] for place in np.flatnonzero(is_trained).tolist()}
+        idle = [place for place in np.flatnonzero(~is_trained).tolist() if shapes[place] in twins]
         wanted = {shapes[place] for place in idle}
         known = {
-            _first_values(self.parameters[place]) for place in np.flatnonzero(is_trained) if shapes[place] in wanted
+            _first_values(self.parameters[place])
+            for place in np.flatnonzero(is_trained).tolist()
+            if shapes[place] in wanted
         }
         return {place for place in idle if _first_values(self.parameters[place]) in known}
 

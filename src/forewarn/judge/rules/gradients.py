@@ -27,11 +27,11 @@ from forewarn.judge.remedies import (
     snapshot,
     warm_up,
 )
-from forewarn.judge.series import MAD_TO_STD, Panel, Series, median
+from forewarn.judge.series import MAD_TO_STD, Bools, Panel, Series, median
 from forewarn.judge.spike import Spike
 from forewarn.judge.tensor_kinds import layer_of, matrices, never_called, num_elements, side_outputs
 from forewarn.settings import Settings, between
-from forewarn.types import Finding, RunInfo, Severity
+from forewarn.types import Finding, RunInfo, Severity, Values
 
 
 @rule(
@@ -313,13 +313,15 @@ def vanishing_gradient(
 
 def _saturated(
     whole: Series, tensors: Panel, loss: Series, separate: Series, settings: VanishingGradient, info: RunInfo
-) -> NDArray[np.bool_]:
+) -> Bools:
     """Which gradients have vanished beside others that have not, in a run that does not improve its loss."""
     bound = min(settings.tensor_norm, settings.share * whole.last)
     vanished = (tensors.last > 0) & (tensors.last < bound)
     if whole.at != tensors.at or not vanished.any() or is_objective(loss, separate, info):
         return np.zeros(len(vanished), bool)
-    return vanished & (tensors.last < settings.fallen * np.fmax.reduce(tensors.values, axis=0))
+    highest: Values = np.fmax.reduce(tensors.values, axis=0)
+    has_fallen: Bools = tensors.last < settings.fallen * highest
+    return vanished & has_fallen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

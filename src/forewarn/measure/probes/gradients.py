@@ -444,8 +444,8 @@ class GradientProbe(Probe):
         gradients: Sequence[Tensor | None] = list(map(_gradient_of, parameters))
         self._missing = np.array([gradient is None for gradient in gradients], bool)
         self._removed = self._missing & (not self._missing[which].all())
-        for position in np.flatnonzero(self._removed):
-            self._removed[position] = id(parameters[position]) in self._latest
+        for place in np.flatnonzero(self._removed).tolist():
+            self._removed[place] = id(parameters[place]) in self._latest
         self._missing &= ~self._removed
         missing = self._missing[which]
         for position in np.flatnonzero(missing):
