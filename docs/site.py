@@ -45,6 +45,8 @@ def _with_links_of_the_site(text: str, depth: int) -> str:
     text = re.sub(r"\]\((?:\.\./)*docs/", f"]({up}", text)
     text = re.sub(r"\]\((?:\.\./)+README\.md", f"]({up}README.md", text) if depth < 1 else text
     text = re.sub(r"\]\((?:\.\./)*examples/(\w+)\.(?:py|ipynb)\)", rf"]({up}examples/\1.md)", text)
+    text = re.sub(r"\]\((?:\.\./)*examples/grafana\)", rf"]({up}examples/grafana.md)", text)
+    text = re.sub(r"\]\((?:\.\./)*examples/grafana/", rf"]({up}examples/grafana/", text)
     return re.sub(r"\]\((?:\.\./)*examples/README\.md", f"]({up}examples/README.md", text)
 
 
@@ -57,6 +59,10 @@ def _examples(folder: Path) -> None:
         (folder / f"{script.stem}.md").write_text(f"# {script.name}\n\n```python\n{script.read_text()}```\n")
     for notebook in sorted((ROOT / "examples").glob("*.ipynb")):
         (folder / f"{notebook.stem}.md").write_text(_notebook(notebook, folder))
+    files = sorted((ROOT / "examples" / "grafana").iterdir())
+    shutil.copytree(ROOT / "examples" / "grafana", folder / "grafana")
+    listed = "".join(f"- [{file.name}](grafana/{file.name})\n" for file in files)
+    (folder / "grafana.md").write_text(f"# Prometheus and Grafana\n\n{listed}\n[How to use them](../prometheus.md)\n")
 
 
 def _notebook(path: Path, folder: Path) -> str:

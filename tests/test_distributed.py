@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import forewarn
 from forewarn.measure.transfer import Transfer
 from forewarn.types import Reason
-from tests.processes import in_two_processes, skip_without_fsdp2
+from tests.processes import in_processes, in_two_processes, skip_without_fsdp2
 
 
 def train(rank: int, folder: str, clip: bool, view: bool) -> None:
@@ -144,6 +144,28 @@ def test_metrics_of_ones_own_are_those_of_all_ranks(tmp_path, how):
     if how == "fsdp2":
         skip_without_fsdp2()
     in_two_processes(train_with_metrics, str(tmp_path), how)
+
+
+def train_alone(rank: int, folder: str) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    size = forewarn.ParameterMetric("size", torch.norm, reduce="l2")
+    metrics = [size, forewarn.GradientMetric("sum", torch.sum, reduce="sum")]
+    with forewarn.watch(model, optimizer, f"{folder}/run", every=1, views=[], metrics=metrics) as monitor:
+        model(torch.ones(3, 4)).square().mean().backward()
+        total = model.weight.grad.to_local().sum().item()
+        optimizer.step()
+        monitor.step(1.0)
+    norm = model.weight.to_local().norm().item()
+    assert monitor.history.series("parameter_metric/size", "weight").last == pytest.approx(norm)
+    assert monitor.history.series("gradient_metric/sum", "weight").last == pytest.approx(total)
+
+
+def test_one_process_holds_whole_parameters_under_fsdp2_too(tmp_path):
+    skip_without_fsdp2()
+    in_processes(1, train_alone, str(tmp_path))
 
 
 def train_tasks(rank: int, folder: str, how: str) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 import forewarn
 from forewarn.measure.neighbors import Neighbors
 from forewarn.store import rank_logs as rank_logs_module
-from forewarn.store.rank_logs import FirstEnd, RankLogWriter, first_to_end, rank_logs
+from forewarn.store.rank_logs import LOST_CONTACT, FirstEnd, RankLogWriter, first_to_end, rank_logs
 
 NUM_RANKS = 3
 KILLED_AT = 12
@@ -81,17 +81,36 @@ def test_if_a_rank_is_killed_within_a_measured_step_the_run_is_readable_and_the_
             assert first is None or 1 in first.ranks or not first.ranks, first
 
 
-def test_if_all_that_was_noticed_is_lost_contact_the_rank_without_a_word_ended_first(tmp_path):
+LOST = "RuntimeError: [/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+
+
+def begun_logs(folder):
     logs = [RankLogWriter(rank) for rank in range(3)]
     for log in logs:
-        log.begin(tmp_path, 3)
+        log.begin(folder, 3)
         log.completed(7)
-    logs[2].close("RuntimeError: Connection closed by peer")
-    assert first_to_end(tmp_path) == FirstEnd((), 7, ""), "rank 0 or 1"
-    logs[0].close("not closed")
+    return logs
+
+
+def test_if_all_other_ranks_lost_contact_the_rank_without_a_word_ended_first(tmp_path):
+    logs = begun_logs(tmp_path)
+    logs[2].close(LOST)
+    assert first_to_end(tmp_path) == FirstEnd((), 7, LOST_CONTACT), "rank 0 or 1"
+    logs[0].close(LOST)
     assert first_to_end(tmp_path) == FirstEnd((1,), 7, "")
-    logs[1].close("ValueError: a mistake")
-    assert first_to_end(tmp_path) == FirstEnd((1,), 7, "ValueError: a mistake")
+    logs[1].close("ConnectionError: the server of the data set does not answer")
+    assert first_to_end(tmp_path).reason.startswith("ConnectionError")
+
+
+def test_a_rank_that_torchrun_killed_without_a_word_is_not_taken_for_the_one_that_left(tmp_path):
+    logs = begun_logs(tmp_path)
+    logs[1].close("not closed")  # `sys.exit()` in the middle of training, or an error that the script has caught
+    logs[2].close(LOST)
+    assert first_to_end(tmp_path) == FirstEnd((), 7, LOST_CONTACT), "rank 0 or 1"
+    logs[2].saw_end([1])
+    assert first_to_end(tmp_path) == FirstEnd((1,), 7, "not closed")
+    logs[0].saw_end([2])
+    assert first_to_end(tmp_path).ranks == (1,)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ends of other processes are noticed on Linux only")
@@ -106,16 +125,13 @@ def test_an_end_that_is_noticed_only_as_this_process_ends_counts():
 
 
 def test_the_first_end_that_any_rank_noticed_counts(tmp_path, monkeypatch):
-    logs = [RankLogWriter(rank) for rank in range(3)]
-    for log in logs:
-        log.begin(tmp_path, 3)
-        log.completed(7)
+    logs = begun_logs(tmp_path)
     assert first_to_end(tmp_path) is None
     monkeypatch.setattr(rank_logs_module, "_SILENT_SECONDS", -1.0)
     assert first_to_end(tmp_path) == FirstEnd((), 7, "")
     logs[0].saw_end([2])
     logs[1].saw_end([0, 2])
-    logs[0].close("RuntimeError: connection closed\n" * 99)
+    logs[0].close(LOST * 99)
     assert first_to_end(tmp_path) == FirstEnd((2,), 7, "")
     (tmp_path / "ranks" / "rank-2.json").write_text('{"rank": "two"')
     (tmp_path / "ranks" / "rank-9.json").write_bytes(b"[" * 10_000)

@@ -65,7 +65,7 @@ from forewarn.measure.probes.updates import UpdateProbe
 from forewarn.measure.probes.user import UserProbe
 from forewarn.measure.probes.weights import WeightProbe
 from forewarn.measure.schedule import Escalation, Schedule, as_predicate
-from forewarn.measure.shards import ranks_together
+from forewarn.measure.shards import are_of_another_fsdp, ranks_together
 from forewarn.measure.stages import Candidate, without_stage
 from forewarn.measure.stopwatch import Stopwatch
 from forewarn.measure.tensor_reader import TensorReader
@@ -372,6 +372,11 @@ def _check_parameters(parameter_index: ParameterIndex, model: nn.Module) -> None
         raise ValueError(
             f"{type(model).__name__} has no parameters, so there is nothing to watch; pass the model that you train"
         )
+    if are_of_another_fsdp(model, parameter_index.parameters):
+        raise ValueError(
+            f"this {type(unwrapped(model)).__name__} is inside a FullyShardedDataParallel, which holds its parameters; "
+            "pass that to watch"
+        )
     for index, optimizer in enumerate(parameter_index.optimizers):
         if not len(parameter_index.of(index)):
             raise ValueError(
@@ -443,7 +448,7 @@ def _probes(
             LogitsProbe(parameter_index.called),
         ]
     if measure.attention:
-        everything.append(AttentionProbe(parameter_index.called, stopwatch))
+        everything.append(AttentionProbe(parameter_index, stopwatch))
     if measure.router:
         everything.append(RouterProbe(parameter_index.called, measure.router, measure.router_top_k))
     provided = {fact for probe in everything for fact in probe.provides}

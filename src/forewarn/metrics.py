@@ -78,6 +78,8 @@ _CATALOGUE = (
            heading="loss scale"),
     Metric("train/applied_twice", RUN, MEASURED, "code", MAX,
            "1 if the loss applies softmax to a softmax, 2 if it applies sigmoid to a sigmoid, 0 otherwise."),
+    Metric("train/paired_outputs", RUN, MEASURED, "", MAX,
+           "Number of outputs that the loss compares with all targets, since their shapes differ; 0 otherwise."),
     Metric("train/*", RUN, EVERY_STEP, "", MEAN,
            "Your own value: extra keyword arguments of `monitor.step` are recorded as `train/NAME`.", loggable=True),
     Metric("gradient/global_norm", MODEL, EVERY_STEP, "", L2,

@@ -11,16 +11,15 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from forewarn.act.adjustments import Adjuster
+from forewarn.act.clipping import clip_grad_norm_
 from forewarn.act.recovery import Recovery
 from forewarn.act.task_losses import TaskLosses
 from forewarn.config import Config
@@ -182,7 +181,7 @@ class Monitor:
                 at_once = self._exchange is None and self._transfer.is_empty
                 collected = Collected(self.at, time.time(), *self._loop.collect(at_once))
                 if self._exchange is not None:
-                    collected = replace(collected, wishes=self._exchange.wishes())
+                    collected = collected._replace(wishes=self._exchange.wishes())
                 if at_once and not collected.pending:
                     outcome = self._conclude([(collected, [])])
                 else:
@@ -290,16 +289,17 @@ class Monitor:
         return actions
 
     def clip_grad_norm_(self, max_norm: float, *, error_if_nonfinite: bool = False) -> Tensor:
-        """Clip the gradients with `torch.nn.utils.clip_grad_norm_` and reuse its norm, which saves a second pass."""
+        """Clip the gradients with `torch.nn.utils.clip_grad_norm_` and reuse its norm, which saves a second pass.
+
+        Under FSDP1 that is the method of the same name of `FullyShardedDataParallel`: call it on every rank.
+        """
         if self._closed:
             raise RuntimeError(_CLOSED)
         if not hasattr(max_norm, "__float__"):
             raise TypeError(_not_a_limit(max_norm))
         if self._recovery is not None:
             max_norm = self._recovery.clip(float(max_norm))
-        norm = torch.nn.utils.clip_grad_norm_(
-            self._loop.model.parameters(), max_norm, error_if_nonfinite=error_if_nonfinite
-        )
+        norm = clip_grad_norm_(self._loop.model, max_norm, error_if_nonfinite=error_if_nonfinite)
         try:
             if self._recovery is not None and self._recovery.guard is not None:
                 self._recovery.guard.clipped(norm)
@@ -476,7 +476,7 @@ class Monitor:
         with self._stopwatch:
             self._conclude(self._arrived(wait=True))
             self._keep_what_was_logged()
-            self._end_exchange(reason)
+            self._end_exchange(reason, sys.exception())
             speed, step = self._speed, max(0, self.at - 1)
             step, last = last_readings(step, reason, speed.stalls, sys.exception())
             if self._recovery is not None and (outcomes := self._recovery.finish()):
@@ -484,9 +484,9 @@ class Monitor:
             if last and self.history.names():  # a run without steps stays empty, so that the next try replaces it
                 self._keep_now([(speed, Pending(decode=lambda _: last))], Step(), wait=True, step=step)
 
-    def _end_exchange(self, reason: str) -> None:
+    def _end_exchange(self, reason: str, error: BaseException | None) -> None:
         if self._exchange is not None:
-            rest = self._exchange.finish(reason)
+            rest = self._exchange.finish(reason, has_failed=error is not None)
             self._conclude(rest if self._exchange.records else ())
 
     @property
@@ -785,7 +785,7 @@ def _left_open(monitor: weakref.ref[Monitor]) -> None:
         return
     error = getattr(sys, "last_value", None)
     try:
-        left._end_exchange("not closed" if error is None else f"{type(error).__name__}: {error}")
+        left._end_exchange("not closed" if error is None else f"{type(error).__name__}: {error}", error)
     except Exception as failure:
         left._failed(failure)
 

@@ -177,8 +177,14 @@ class Policy(Settings):
         )
 
     def checked(self, own: Iterable[Rule] = ()) -> Self:
-        """This policy; raises ValueError if it names something that is no rule, family or severity."""
+        """This policy; raises ValueError if it names something that is no rule, family or severity, or does nothing."""
         own = tuple(own)
+        changed = [action for action in ACTIONS if self.limits(action) != Policy().limits(action)]
+        if changed and not self.rules:
+            raise ValueError(
+                f"the policy sets {changed[0]}, but no rule takes it; say when, such as "
+                f"{{'rules': {{'critical': {changed[0]!r}}}, {changed[0]!r}: {{…}}}}"
+            )
         for key in self.rules:
             if key.strip().lower() in _FAMILIES or key.strip().lower() in _SEVERITIES:
                 continue

@@ -230,6 +230,8 @@ class ParameterInfo(Noun):
     """Its optimizer group at attach time, counted over all optimizers."""
     trainable: bool
     """False if it was frozen on purpose at attach time."""
+    copied: bool = False
+    """Whether it had the values of a trained parameter at attach time but was not trained, as in a target network."""
 
 
 @dataclass(frozen=True, slots=True)

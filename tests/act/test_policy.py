@@ -110,6 +110,13 @@ def test_a_policy_comes_from_toml_and_is_stored_with_its_run(tmp_path):
     assert forewarn.Config.from_stored(stored).policy.to_dict() == PRESETS["autopilot"].to_dict()
 
 
+def test_settings_of_an_action_that_nothing_takes_are_an_error():
+    with pytest.raises(ValueError, match="sets roll_back, but no rule takes it; say when"):
+        Policy.of({"roll_back": {"every": 5}}).checked()
+    Policy.of({"rules": {"critical": "stop"}, "roll_back": {"every": 5}}).checked()
+    Policy.of({"dry_run": True}).checked()
+
+
 def test_every_preset_names_rules_that_exist():
     for policy in PRESETS.values():
         policy.checked()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,36 @@ def test_if_one_rank_cannot_return_none_does(tmp_path):
     with forewarn.open_run(tmp_path / "ddp-refused") as run:
         (action,) = run.actions()
         assert action.failed == "there is no checkpoint yet"
+
+
+def cannot_write_late(rank: int, monitor: forewarn.Monitor) -> None:
+    """The disk of rank 1 becomes full."""
+    checkpoints = monitor._recovery._checkpoints
+    written = checkpoints._written
+
+    def full(step: int, *rest: Any) -> Any:
+        if rank == 1 and step >= 30:
+            raise OSError("no space left on device")
+        return written(step, *rest)
+
+    checkpoints._written = full
+
+
+def one_lacks_the_last(rank: int, folder: str) -> None:
+    policy = {"rules": {"Z901": "roll_back"}, "roll_back": {"every": 10, "where": "disk"}}
+    train(rank, 2, "ddp", "roll_back", folder, policy, fails=cannot_write_late)
+    train(rank, 2, "ddp", "roll_back", folder, is_faulty=False)
+
+
+@pytest.mark.ci
+def test_all_ranks_return_to_the_newest_checkpoint_that_each_of_them_could_write(tmp_path):
+    in_processes(2, one_lacks_the_last, str(tmp_path))
+    for rank in range(2):
+        seen = torch.load(tmp_path / f"ddp-roll_back-{rank}.pt")
+        assert_it_was_done("roll_back", seen, torch.load(tmp_path / f"ddp-roll_back-healthy-{rank}.pt"))
+    with forewarn.open_run(tmp_path / "ddp-roll_back") as run:
+        (action,) = run.actions()
+        assert action.parameters["to"] < 30
 
 
 def dies(rank: int, monitor: forewarn.Monitor) -> None:

@@ -1,5 +1,6 @@
 """`forewarn replay`: a step that went wrong in a real run is run again, and the right place is named."""
 
+import io
 import json
 import math
 import runpy
@@ -11,11 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from rich.console import Console
 from torch import nn
 from torch.nn import functional
 
 import forewarn
 from forewarn.cli import cli
+from forewarn.cli.replay import _tensors
+from forewarn.snapshots.tensor_facts import TensorFacts
+from forewarn.snapshots.tracing import Place
 from forewarn.store.snapshot_folders import snapshots_in
 from tests.snapshots import loops
 from tests.snapshots.loops import WRONG, nan_in_sample_5, small, train
@@ -182,11 +187,14 @@ def test_a_label_that_is_no_class_is_named(tmp_path):
     assert "Target 7 is out of bounds" in told["error"]
 
 
-def test_an_index_outside_an_embedding_names_the_module_that_raised(tmp_path):
-    tagged(tmp_path / "run", wrong=lambda batch: batch["input_ids"].fill_(99))
+def test_an_index_outside_an_embedding_names_its_sample_and_the_module_that_raised(tmp_path):
+    tagged(tmp_path / "run", wrong=lambda batch: batch["input_ids"][3].fill_(99))
     told = replayed(tmp_path / "run", "--model", f"{HERE}:make_tagger")
-    assert told["cause"].startswith("embedding (Embedding) raises an error: IndexError")
-    assert told["places"][0]["inputs"][0]["high"] == 99
+    assert told["cause"] == (
+        "The batch is the cause: index 99 in the input input_ids, sample 3, is outside the table of embedding (0 to 19)"
+    )
+    (place,) = told["places"]
+    assert (place["module"], place["fault"], place["inputs"][0]["high"]) == ("embedding", "error", 99)
 
 
 def test_arguments_by_name_and_a_causal_mask_are_no_trouble(tmp_path):
@@ -313,6 +321,16 @@ def test_a_damaged_snapshot_is_refused_in_one_sentence(name, content, broken, tm
     assert result.exit_code == 3
     assert result.output.startswith("Error: ")
     assert len(result.output.splitlines()) == 1
+
+
+def test_of_many_inputs_those_that_are_not_finite_are_shown():
+    sound, wrong = TensorFacts("x", "float32", (2,)), TensorFacts("y", "float32", (2,), num_nan=1)
+    place = Place("", "Model", "forward", "non_finite", "", (*[sound] * 8, wrong), (), ())
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(_tensors(place))
+    shown = console.export_text()
+    assert "1 NaN" in shown
+    assert "in  and 3 more" in shown
 
 
 def test_names_from_a_snapshot_are_escaped(broken, tmp_path):

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import forewarn
 from forewarn.cli import cli
+from forewarn.types import in_words
 from tests.processes import skip_without_fsdp2
 
 TINY = ["--width", "16", "--depth", "1", "--heads", "2", "--context", "16", "--batch-size", "4", "--log-interval", "10"]
@@ -59,7 +60,9 @@ def parallel(how, folder):
         assert not [alert for alert in stored.alerts() if alert.code.startswith("X")]
         assert stored.scopes("rank/loss") == ("rank_0", "rank_1")
         assert len(stored.scopes("gradient/norm")) == len(stored.info.parameters)
-        return stored.series("train/loss").values.tolist()
+        losses = stored.series("train/loss").values.tolist()
+        assert f"completed after 12 steps: loss {in_words(losses[-1])}," in done.stdout
+        return losses
 
 
 @pytest.mark.ci

@@ -58,6 +58,17 @@ def test_a_quiet_step_calls_few_checks():
     assert not {"L101", "G102", "U105", "U110", "U111"} & set(calls)
 
 
+def test_the_small_gradients_of_a_solved_task_are_not_looked_at_closely_on_every_step():
+    calls = Counter()
+    rule_set = dataclasses.replace(Config().rule_set(), rules=counting([find_rule("G103")], calls))
+    history, judge = rule_set.history(), Judge(rule_set, RunInfo())
+    for step in range(100):
+        judge(step, history, history.append(blocks(step, **{"train/loss": 1e-4, "gradient/global_norm": 1e-5})))
+    assert not calls
+    judgement = judge(100, history, history.append(blocks(100, **{"train/loss": 1e-4, "gradient/global_norm": 9e-8})))
+    assert [finding.code for finding in judgement.findings] == ["G103"]
+
+
 def test_gates_change_no_alert():
     rng = np.random.default_rng(1)
     loss = 2.0 * np.exp(0.1 * rng.normal(size=3000))
@@ -65,6 +76,8 @@ def test_gates_change_no_alert():
     loss[rng.integers(0, 3000, 20)] = rng.choice([np.nan, np.inf, 50.0], 20)
     norm[rng.integers(0, 3000, 20)] = rng.choice([np.nan, 100.0, 101.0, 5000.0], 20)
     norm[1500:1600] = 1e-4
+    loss[2500:2600] *= 1e-3
+    norm[2500:2600] = np.geomspace(1e-4, 1e-8, 100)
     stepped = np.where((np.arange(3000) % 700) < 690, 1.0, 0.0)
     info = RunInfo(hyperparameters={"total_steps": 3000}, groups=({"lr": 1e-3},))
 

@@ -184,6 +184,8 @@ def test_a_parameter_is_added_by_name_with_the_lr_of_the_run():
     assert (
         said(remedies.add_to_optimizer(), history(lr=1e-3), found) == "add_to_optimizer parameter head.weight lr 0.001"
     )
+    remedy = remedies.add_to_optimizer()(found, history(lr=0.0), RunInfo())  # before a warm-up from zero
+    assert remedy.do == "Add head.weight to the optimizer"
 
 
 def test_only_what_is_in_low_precision_is_kept_in_float32():

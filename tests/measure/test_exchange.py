@@ -57,6 +57,7 @@ def every_case(rank):
         windows,
         different_steps,
         closed_early,
+        ended_by_an_error,
     ):
         case(rank, made(rank, case.__name__))
         dist.barrier()
@@ -156,6 +157,16 @@ def closed_early(rank, exchange):
         exchange.send(collected(1, Part(How.SUM)), [np.ones(1)])
         drained(exchange, 2)
         assert exchange.off == "RuntimeError: rank 1 has closed its monitor"
+
+
+def ended_by_an_error(rank, exchange):
+    """Nobody waits for a message that will never come."""
+    exchange.send(collected(0, Part(How.SUM)), [np.ones(1)])
+    drained(exchange, 1)
+    if rank == 1:
+        exchange.send(collected(1, Part(How.SUM)), [np.ones(1)])
+        with mock.patch.multiple(module, _SECONDS_AT_THE_END=LIMIT, _SECONDS_FOR_LAST=LIMIT):
+            assert len(exchange.finish("ValueError", has_failed=True)) == 1
 
 
 def test_messages_are_combined_in_order_and_never_mixed():

@@ -65,6 +65,13 @@ def test_a_position_is_saved_and_loaded():
     assert list(same) == [1, 2]
 
 
+def test_a_list_of_batches_can_still_be_indexed_and_searched():
+    same = watched(["first", "second"], Stopwatch())
+    assert (same[1], same[-2:], "second" in same, "third" in same) == ("second", ["first", "second"], True, False)
+    with pytest.raises(TypeError, match="not subscriptable"):
+        watched(loader(), Stopwatch())[0]
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         yield 1.0

@@ -45,6 +45,32 @@ def test_the_graph_shows_a_softmax_and_one_that_is_applied_twice(name):
     assert (graph.has_softmax, graph.twice) == (has_softmax, twice)
 
 
+VALUES = torch.randn(6)
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "num_paired"),
+    [
+        (lambda out: functional.mse_loss(out, VALUES), 6),
+        (lambda out: functional.l1_loss(out, VALUES), 6),
+        (lambda out: functional.smooth_l1_loss(out, VALUES) + 0.1 * out.square().mean(), 6),
+        (lambda out: (out - VALUES).square().mean(), 6),
+        (lambda out: (VALUES[:, None] - out.squeeze(1)).abs().sum(), 6),
+        (lambda out: functional.mse_loss(out, VALUES[:, None]), 0),
+        (lambda out: (out.squeeze(1) - VALUES).square().mean(), 0),
+        (lambda out: (out - VALUES.mean()).square().mean(), 0),
+        (lambda out: (out - out.T).relu().mean(), 0),
+        (lambda out: (out.expand(6, 6) + out.expand(6, 6).T).clamp(min=1e-6).sqrt().mean(), 0),
+        (lambda out: (out - torch.linspace(0, 1, 9)).square().mean(), 0),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_outputs_that_broadcasting_compares_with_all_targets_are_counted(loss_of, num_paired):
+    loss = loss_of(nn.Linear(3, 1)(torch.randn(6, 3)))
+    loss.backward()
+    assert loss_graph(loss.grad_fn).num_paired == num_paired
+
+
 class Opaque(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

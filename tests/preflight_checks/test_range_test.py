@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from forewarn.preflight_checks.range_test import check_rate, range_test, scale_rates
+from forewarn.preflight_checks.range_test import _judged, check_rate, range_test, scale_rates
 from forewarn.preflight_checks.result import RateCurve
 from forewarn.preflight_checks.twin import Twin, ramp, twin_of
 from tests.preflight_checks.setups import mlp
@@ -61,6 +62,15 @@ def test_a_loss_without_a_floor_has_no_clear_rate() -> None:
 
     model = Bottomless(1.0)
     assert math.isnan(swept(model, torch.optim.SGD(model.parameters(), 0.1)).suggested)
+
+
+def test_noise_between_steps_is_no_limit() -> None:
+    """As of a diffusion model, whose loss depends most on the noise levels that it draws."""
+    rates = np.geomspace(1e-7, 10.0, 100)
+    for seed in range(50):
+        noise = np.random.default_rng(seed).normal(0.0, 0.2, len(rates))
+        curve = _judged(rates, 2.0 + noise + np.where(rates > 1.0, rates, 0.0), 1e-3)
+        assert 0.3 < curve.limit < 5.0
 
 
 def test_groups_keep_the_ratio_of_their_rates() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
@@ -377,3 +378,22 @@ def _wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="inotify")
+def test_a_writer_that_closes_leaves_no_moment_in_which_a_kill_makes_the_run_unreadable(tmp_path, write):
+    """A journal on the disk, while it is there, is half a transaction that a reader must not undo at once."""
+    writer = write(tmp_path / "run")
+    append_all(writer, training(10))
+    writer.flush()
+    libc = ctypes.CDLL(None)
+    events = libc.inotify_init1(os.O_NONBLOCK)
+    in_create = 0x100
+    assert libc.inotify_add_watch(events, os.fsencode(tmp_path / "run"), in_create) > 0
+    (tmp_path / "run" / "run.db-seen").touch()
+    writer.close()
+    created = os.read(events, 1 << 16)
+    os.close(events)
+    assert b"run.db-seen" in created
+    assert b"-journal" not in created
+    assert not (tmp_path / "run" / "run.db-wal").exists()

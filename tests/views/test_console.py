@@ -14,6 +14,7 @@ from rich.text import Text
 
 from forewarn.types import Action, Alert, AlertState, RunEnd, RunInfo, RunStart, Severity
 from forewarn.views.console import QUIET_STEPS, AlertLines, LogLines
+from forewarn.views.wording import deed, outcome
 from tests.views.made import alert, block
 
 
@@ -153,6 +154,23 @@ def test_information_is_told_only_if_asked_for(stream: io.StringIO) -> None:
 def test_actions_are_told(stream: io.StringIO) -> None:
     AlertLines(stream).show(7, [], [], [Action(7, "L102", "", "lower_lr", {"from": 0.1, "to": 0.05})])
     assert stream.getvalue() == "→ step 7  Lowered the learning rate from 0.1 to 0.05, because of L102\n"
+
+
+def test_an_action_that_was_not_taken_is_told_without_its_numbers() -> None:
+    for action, words in (("lower_clip", "lower the clipping norm"), ("rebalance", "rebalance")):
+        told = deed(Action(7, "L102", "", action, {}, failed="the loop does not clip"))
+        assert told == f"Could not {words} because of L102: the loop does not clip"
+
+
+def test_whether_a_return_helped_is_open_until_its_step_is_reached_again(stream: io.StringIO) -> None:
+    back = Action(100, "W101", "", "roll_back", {"from": 101, "to": 10}, "NaN or infinity in weights")
+    AlertLines(stream).show(100, [], [], [back])
+    assert stream.getvalue().endswith("from step 101 to step 10, because of W101 (NaN or infinity in weights)\n")
+    assert outcome(replace(back, watched_steps=59)).startswith(
+        "W101 may return: step 101 was not reached again within 59 steps"
+    )
+    assert outcome(replace(back, watched_steps=91)).startswith("W101 not resolved within 91 steps")
+    assert outcome(replace(back, watched_steps=95, resolved_after=91)).startswith("W101 resolved after 91 steps")
 
 
 INFO = RunInfo(model="GPT", num_parameters=1_234_567, optimizers=("AdamW",), every=100)

@@ -12,6 +12,7 @@ from aiosmtpd.controller import Controller
 
 import forewarn
 from forewarn.cli import main
+from forewarn.judge.rules import find_rule
 from forewarn.types import AlertState, RunStart, Severity
 from forewarn.views import notify
 from forewarn.views.notify import Notifier, Service, message, services
@@ -27,6 +28,13 @@ class Endpoint(BaseHTTPRequestHandler):
         self.server.received.append(json.loads(body))
         self.server.arrived.set()
         self.send_response(self.server.status)
+        if self.server.moved_to:
+            self.send_header("Location", self.server.moved_to)
+        self.end_headers()
+
+    def do_GET(self):
+        self.server.received.append(dict(self.headers))
+        self.send_response(200)
         self.end_headers()
 
     def log_message(self, *args):
@@ -36,7 +44,7 @@ class Endpoint(BaseHTTPRequestHandler):
 @pytest.fixture
 def endpoint():
     server = HTTPServer(("127.0.0.1", 0), Endpoint)
-    server.received, server.arrived, server.status = [], threading.Event(), 200
+    server.received, server.arrived, server.status, server.moved_to = [], threading.Event(), 200, ""
     server.url = f"json://user:{TOKEN}@127.0.0.1:{server.server_port}/{TOKEN}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
@@ -106,6 +114,39 @@ def test_no_secret_is_stored_logged_or_shown(endpoint, tmp_path, caplog, capfd):
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
     assert TOKEN not in repr(monitor.config)
     assert TOKEN not in str(monitor.state_dict())
+
+
+@pytest.mark.parametrize("status", [302, 307])
+def test_a_redirect_is_not_followed_since_the_message_and_its_secrets_would_go_elsewhere(endpoint, status):
+    endpoint.status, endpoint.moved_to = status, f"http://localhost:{endpoint.server_port}/login"
+    (service,) = services([f"{endpoint.url}?+X-Key={TOKEN}"])
+    assert list(notify.deliver([service], "title", "text")) == [service]
+    assert len(endpoint.received) == 1
+
+
+def test_a_service_that_never_ends_its_answer_counts_as_dead_and_the_next_one_is_told(monkeypatch):
+    monkeypatch.setattr(notify, "MOST_SECONDS_OF_ATTEMPT", 0.2)
+    stuck, other = Inbox(), Inbox()
+    stuck.open.clear()
+    first, second = Service("stuck", stuck), Service("other", other)
+    assert notify.deliver([first, second], "title", "text") == {first: "no answer within 0 s"}
+    assert other.texts == ["text"]
+    stuck.open.set()
+
+
+def test_whatever_a_library_logs_while_it_sends_is_dropped_and_nothing_else(caplog):
+    caplog.set_level(logging.DEBUG)
+    library = logging.getLogger("some.library.that.sends")
+
+    def send(title, body):
+        library.debug("connecting to %s", TOKEN)
+        logging.debug("connected to %s", TOKEN)
+        return True
+
+    notify.deliver([Service("library", send)], "title", "text")
+    assert TOKEN not in caplog.text
+    library.debug("something else")
+    assert "something else" in caplog.text
 
 
 @pytest.mark.parametrize("urls", [f"slack://{TOKEN}", [f"slakc://{TOKEN}"], [TOKEN], [f"json://{TOKEN} x"], [TOKEN, 7]])
@@ -262,7 +303,9 @@ def test_the_command_sends_a_sample(endpoint, monkeypatch, capsys):
     monkeypatch.delenv("FOREWARN_NOTIFY", raising=False)
     assert call("notify", "--test", endpoint.url) == 0
     assert capsys.readouterr().out == "✓ json: delivered\n"
-    assert "sample" in endpoint.received[0]["message"]
+    words = endpoint.received[0]["message"].splitlines()[0]
+    assert "sample" in words
+    find_rule(words.partition("(")[2].rstrip(")"))
     assert call("notify") == 64
     endpoint.status = 404
     monkeypatch.setenv("FOREWARN_NOTIFY", endpoint.url)

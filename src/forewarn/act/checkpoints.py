@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,10 @@ class Checkpoints:
         """Drop the checkpoints of steps that are given up."""
         self.last_step = max((one.step for one in self._kept if one.step <= step), default=-1)
         self.drop([checkpoint for checkpoint in self._kept if checkpoint.step > step])
+
+    def leave(self, steps: Collection[int]) -> None:
+        """Drop all checkpoints but those of these steps."""
+        self.drop([checkpoint for checkpoint in self._kept if checkpoint.step not in steps])
 
     def drop(self, given_up: Sequence[Checkpoint] | None = None) -> None:
         """Delete some of them, or all."""

@@ -181,6 +181,8 @@ class Recovery:
             if not self._exchange.acts_now():
                 return ()
             decided = self._agreed(step)
+            if self._checkpoints is not None and any(one.action == "roll_back" for one in decided):
+                self._drop_what_others_lack(step, self._checkpoints)
         self._pending = []
         reasons = [self._prepared(decision) for decision in decided]
         if self._exchange is not None and decided:
@@ -225,6 +227,13 @@ class Recovery:
         plain = [decision.to_json() for decision in self._pending] if self._judges else []
         word = self._exchange.word_of_rank_0(step, json.dumps(plain).encode())
         return [] if word is None else [Decision.from_json(decision) for decision in json.loads(word)]
+
+    def _drop_what_others_lack(self, step: int, checkpoints: Checkpoints) -> None:
+        """Leave the checkpoints that every rank has, so that all return to the same step: a disk may have been full."""
+        assert self._exchange is not None
+        words = self._exchange.words(step, json.dumps(checkpoints.steps).encode())
+        if words is not None:
+            checkpoints.leave(set.intersection(*(set(json.loads(word)) for word in words)))
 
     def _voted(self, step: int, reasons: list[str]) -> list[str]:
         """Why each decision cannot be carried out on some rank; empty if it can on all."""

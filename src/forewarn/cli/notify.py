@@ -50,9 +50,9 @@ def command(urls: tuple[str, ...]) -> None:
     except (ValueError, ModuleNotFoundError) as error:
         raise click.UsageError(str(error)) from None
     sample = [
-        "✖ step 250  This is a sample: the loss is NaN (nan-inf)",
-        "  loss NaN · usual 2.31",
-        "  do     Lower the learning rate from 0.03 to 0.003",
+        "✖ step 250  This is a sample: the training loss is NaN or infinite (non-finite-loss)",
+        "  loss NaN · last finite loss 2.31",
+        "  do     Skip the batch at step 250",
     ]
     failures = deliver(targets, *message(Path("runs/sample"), sample))
     for target in targets:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -218,13 +218,22 @@ def _tensors(place: Place) -> Table:
     for name in (short(place.module or "the model"), "shape", "least", "largest", "rms", "not finite"):
         table.add_column(name, justify="right" if name in ("least", "largest", "rms") else "left", no_wrap=True)
     for role, tensors in (("in", place.inputs), ("own", place.weights), ("out", place.outputs)):
-        for one in tensors[:_MOST_TENSORS]:
+        shown = _shown(tensors)
+        for one in shown:
             shape = " × ".join(map(str, one.shape)) or "scalar"
             numbers = [figure(number) if number == number else "–" for number in (one.low, one.high, one.rms)]
             style = "" if one.is_finite else "red"
             table.add_row(*map(Text, (f"{role:3} {short(one.name)}", f"{one.dtype} {shape}", *numbers)),
                           Text(_not_finite(one), style=style))  # fmt: skip
+        if len(tensors) > len(shown):
+            table.add_row(Text(f"{role:3} and {len(tensors) - len(shown)} more"))
     return table
+
+
+def _shown(tensors: Sequence[TensorFacts]) -> list[TensorFacts]:
+    """As many tensors as fit, in their order, among them those that are not finite."""
+    first = sorted(range(len(tensors)), key=lambda index: tensors[index].is_finite)[:_MOST_TENSORS]
+    return [tensors[index] for index in sorted(first)]
 
 
 def _not_finite(one: TensorFacts) -> str:

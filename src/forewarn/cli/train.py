@@ -314,7 +314,9 @@ def _conclude(trainer: Trainer) -> None:
     console = output()
     directory: Path = trainer.config.directory
     how = trainer.stop_reason or "completed"
-    losses = f"loss {in_words(float(trainer.loss))}"
+    assert trainer.monitor is not None
+    recorded = trainer.monitor.history.series("train/loss")  # with several processes, that of all of them
+    losses = f"loss {in_words(recorded.last if len(recorded) else float(trainer.loss))}"
     if trainer.validation_loss == trainer.validation_loss:
         losses += f", validation loss {in_words(trainer.validation_loss)}"
     console.print(f"{how} after {trainer.step} steps: {losses}")

@@ -21,7 +21,7 @@ from forewarn.judge.epochs import NO_VALIDATION_LOSS
 from forewarn.judge.families import is_own
 from forewarn.standing import COMPLETED, UNCERTAIN, run_state
 from forewarn.store import Run
-from forewarn.store.rank_logs import FirstEnd, first_to_end
+from forewarn.store.rank_logs import LOST_CONTACT, NOT_CLOSED, FirstEnd, first_to_end
 from forewarn.store.snapshot_folders import replay_command, snapshots_in
 from forewarn.types import Action, Alert, AlertState, Remedy, Severity
 from forewarn.views.conclusions import folded, summary_words, things_to_do
@@ -152,13 +152,16 @@ def _first_to_end(run: Run) -> FirstEnd | None:
 
 def _words_of_end(first: FirstEnd) -> str:
     after = f"after step {first.step}" if first.step >= 0 else "before the first step"
+    if not first.ranks and first.reason == LOST_CONTACT:
+        return f"one rank ended {after} and others lost contact with it; the output of torchrun names the root cause"
     if not first.ranks:
         return (
             f"all ranks fell silent {after}, and none saw another end: if they are not at work, they were killed "
             "together; the output of torchrun names the root cause"
         )
     ranks = ("rank " if len(first.ranks) == 1 else "ranks ") + ", ".join(map(str, first.ranks))
-    return f"{ranks} ended first, {after}: {short(first.reason) if first.reason else 'killed or crashed'}"
+    words = {"": "killed or crashed", NOT_CLOSED: "without an uncaught error, and its monitor was not closed"}
+    return f"{ranks} ended first, {after}: {words.get(first.reason) or short(first.reason)}"
 
 
 def _not_judged(diagnosis: Diagnosis) -> str:

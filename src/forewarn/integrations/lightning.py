@@ -119,8 +119,12 @@ class ForewarnCallback(Callback):  # type: ignore[misc]  # the type checker runs
         options = self._options
         if self._trackers and trainer.is_global_zero:
             options = options | {"views": with_trackers(options["views"], _trackers(trainer.loggers))}
+        called = trainer.strategy.model
+        model = (
+            called if type(called).__name__ == "FullyShardedDataParallel" else pl_module
+        )  # it alone knows its shards
         monitor = watch(
-            pl_module, optimizers, continued or self._run, config=config, scaler=_scaler(trainer),
+            model, optimizers, continued or self._run, config=config, scaler=_scaler(trainer),
             resume=continued is not None, overwrite=self._overwrite and continued is None, **options,
         )  # fmt: skip
         self.monitor = self._open = monitor

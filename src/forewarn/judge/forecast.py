@@ -93,10 +93,15 @@ class LossCurve:
 
     def take(self, step: int, blocks: Iterable[Block]) -> None:
         """Add the loss among the readings of a step."""
-        if isinstance(blocks, Row | Sheet):
+        if isinstance(blocks, Row):
             place = blocks.layout.whole.get("train/loss")
             if place is not None:
-                self.append(step, blocks.values.item(place) if isinstance(blocks, Sheet) else blocks.numbers[place])
+                self.append(step, blocks.numbers[place])
+            return
+        if isinstance(blocks, Sheet):
+            place = blocks.layout.whole.get("train/loss")
+            if place is not None:
+                self.append(step, blocks.values.item(place))
             return
         for block in blocks:
             if block.name == "train/loss":

@@ -63,7 +63,9 @@ class Ledger:
     def update(self, judgement: Judgement, history: History, info: RunInfo) -> tuple[Alert, ...]:
         """Add the judgement of one step; returns the alerts that fired, grew worse or were resolved."""
         self.reworded = []
-        if not judgement.findings and judgement.judged.keys().isdisjoint(code for code, _ in self._open):
+        if not judgement.findings and (
+            not self._open or judgement.judged.keys().isdisjoint(code for code, _ in self._open)
+        ):
             return ()  # as on most steps
         changed: list[Alert] = []
         seen: set[Identity] = set()

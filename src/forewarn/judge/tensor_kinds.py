@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forewarn.judge.series import Bools, Floats, Panel
-from forewarn.types import RunInfo
+from forewarn.types import FrozenCause, RunInfo
 
 T = TypeVar("T")
 
@@ -74,9 +74,28 @@ def kinds(scopes: tuple[str, ...], info: RunInfo, at_least: int) -> Kinds:
 def copies(info: RunInfo) -> dict[str, str]:
     """The tensors that nothing trains but that have a trained twin, by name: a target network beside its original.
 
-    Their names differ only in the name of one module, and every tensor of that module has a twin.
+    Their names differ only in the name of one module, and every tensor of that module has a twin in a module that is
+    trained. A part of the original may be frozen as well.
     """
     return _copies(Same(info))
+
+
+def idle_copies(causes: Panel, info: RunInfo) -> dict[str, str]:
+    """The copies that are meant to be copies, by name, each with its original. `causes` is `update/frozen_cause`.
+
+    Two critics, two heads or two generators have the same tensors too. One that is missing from the optimizer gets
+    gradients all the same, and one that is frozen has not begun with the values of the other.
+    """
+    twins = copies(info)
+    if not twins:
+        return twins
+    forgotten = (causes.values == float(FrozenCause.NOT_IN_OPTIMIZER)).any(axis=0)
+    reached = {causes.scopes[index] for index in np.flatnonzero(forgotten)}
+    return {
+        copy: original
+        for copy, original in twins.items()
+        if info.parameters[copy].copied or (info.parameters[copy].trainable and copy not in reached)
+    }
 
 
 _CALLED_AS_MODULES = re.compile(r"(Linear|Conv(Transpose)?[123]d|Embedding(Bag)?|LSTM|GRU|RNN|\w+Norm([123]d)?)\.")
@@ -108,13 +127,20 @@ def side_outputs(scopes: tuple[str, ...], stopped: Bools, learning: Bools, outpu
     """The parameters of small layers whose output no loss uses, such as a head that only another task needs.
 
     `stopped` and `learning` mark the scopes without a gradient and those with one. Such a layer ran on this step, after
-    a layer that learns. What a `detach()` cuts off comes first, or is a larger part of the model.
+    a layer that learns. What a `detach()` cuts off comes first, or is a larger part of the model. Where no output was
+    seen at all, as in a model that holds its layers in a list, the order of the parameters stands for that of the
+    layers.
     """
-    ran = dict.fromkeys(outputs.scopes[index].partition("[")[0] for index in np.flatnonzero(np.isfinite(outputs.last)))
-    learn = {layer_of(scopes[index]) for index in np.flatnonzero(learning)}
-    begun = list(itertools.dropwhile(lambda layer: layer not in learn, ran))
     sizes = num_elements(scopes, info)
-    aside = stopped & np.array([layer_of(scope) in begun and layer_of(scope) not in learn for scope in scopes], bool)
+    if len(outputs):
+        ran = dict.fromkeys(
+            outputs.scopes[index].partition("[")[0] for index in np.flatnonzero(np.isfinite(outputs.last))
+        )
+        learn = {layer_of(scopes[index]) for index in np.flatnonzero(learning)}
+        begun = set(itertools.dropwhile(lambda layer: layer not in learn, ran)) - learn
+        aside = stopped & np.array([layer_of(scope) in begun for scope in scopes], np.bool_)
+    else:
+        aside = stopped & np.logical_or.accumulate(learning)
     if sizes[aside].sum() >= _SIDE_SHARE * sizes.sum():
         return set()
     return {scopes[index] for index in np.flatnonzero(aside)}
@@ -210,21 +236,21 @@ def _layer_widths(info: Same[RunInfo]) -> Floats:
 
 @lru_cache(maxsize=16)
 def _copies(info: Same[RunInfo]) -> dict[str, str]:
-    trained: dict[tuple[str, tuple[int, ...]], list[str]] = {}
-    idle: dict[str, list[str]] = {}
+    trained: dict[tuple[str, tuple[int, ...]], str] = {}
+    idle: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
     for name, parameter in info.value.parameters.items():
+        module, _, inner = name.partition(".")
         if parameter.trainable and parameter.group is not None:
-            trained.setdefault((_inner(name), parameter.shape), []).append(name)
+            trained.setdefault((inner, parameter.shape), name)
         else:
-            idle.setdefault(name.partition(".")[0], []).append(name)
+            idle.setdefault(module, {})[name] = (inner, parameter.shape)
+    learning = {name.partition(".")[0] for name in trained.values()}
+    frozen_beside = {key: name for module in learning for name, key in idle.get(module, {}).items()}
     twins: dict[str, str] = {}
-    for names in idle.values():
-        originals = [trained.get((_inner(name), info.value.parameters[name].shape), []) for name in names]
-        if all(originals):
-            twins |= {name: several[0] for name, several in zip(names, originals, strict=True)}
+    for module, keys in idle.items():
+        also = {} if module in learning else frozen_beside
+        if all(key in trained or key in also for key in keys.values()) and any(
+            map(trained.__contains__, keys.values())
+        ):
+            twins |= {name: trained.get(key, also.get(key, "")) for name, key in keys.items()}
     return twins
-
-
-def _inner(name: str) -> str:
-    """A name without its first module."""
-    return name.partition(".")[2]

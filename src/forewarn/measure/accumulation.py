@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -17,8 +16,7 @@ from forewarn.measure.step import Step
 from forewarn.types import Reason
 
 
-@dataclass(frozen=True, slots=True)
-class Passes:
+class Passes(NamedTuple):
     """The backward passes behind the last update of a step."""
 
     places: tuple[int, ...]
@@ -29,6 +27,9 @@ class Passes:
     """Whether `first` is this rank's own norm although the last pass left the mean over all ranks."""
     scale: Tensor | None
     """The loss scale that the norm includes."""
+
+
+_NONE = Passes((), None, True, None)
 
 
 class Accumulation:
@@ -85,6 +86,9 @@ class Accumulation:
 
         The norms are comparable only if every optimizer used the same passes: otherwise the first covers more tensors.
         """
+        if not self._places:  # as on every step without detail
+            self._stepped = set()
+            return _NONE
         is_comparable = self._rounds == 0 and len(self._stepped) == self._num_optimizers
         is_alone = not (self._first and len(self._places) > 1)
         usable = is_comparable and (self._is_averaged or not is_alone)

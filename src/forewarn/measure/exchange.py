@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
@@ -48,6 +48,9 @@ A rank that only waits for another, which evaluates or saves a checkpoint, makes
 
 _SECONDS_AT_THE_END = 10.0
 """How long to wait for other ranks once the training is over."""
+
+_SECONDS_AFTER_ERROR = 0.5
+"""The same if it ended with an error."""
 
 _SECONDS_FOR_LAST = 2.0
 """How long to wait for the last message at a checkpoint, and until other ranks no longer need the connection."""
@@ -350,15 +353,19 @@ class Exchange:
                 self._switch_off("the other ranks did not answer")
         return question
 
-    def finish(self, reason: str = "not closed") -> list[tuple[Collected, list[Array]]]:
-        """End the exchange and return the rest: waits for messages under way, but not for ranks that are gone."""
+    def finish(self, reason: str = "not closed", *, has_failed: bool = False) -> list[tuple[Collected, list[Array]]]:
+        """End the exchange and return the rest: waits for messages under way, but not for ranks that are gone.
+
+        After an error it hardly waits: the others may wait for this rank, and never send what is missing.
+        """
         if math.isinf(self._closed_at):
             self._closed_at = time.monotonic()
             self._take_role(None)
             self._queue.put(None)
+            end = self._closed_at + (_SECONDS_AFTER_ERROR if has_failed else _SECONDS_AT_THE_END)
             for parcel in self._waiting:
-                parcel.done.wait(max(0.0, self._closed_at + _SECONDS_AT_THE_END - time.monotonic()))
-            self._thread.join(0.0 if self.off else _SECONDS_FOR_LAST)
+                parcel.done.wait(max(0.0, end - time.monotonic()))
+            self._thread.join(0.0 if self.off or has_failed else _SECONDS_FOR_LAST)
             self._switch_off(_ENDED if self.has_met else NEVER_MET)
             if self._neighbors is not None:
                 self._neighbors.close()
@@ -462,8 +469,6 @@ class Exchange:
         entries = _entries(*parcel.content)
         if parcel.content[0].context.first_rank != self._ranks[0]:  # it was not known yet which rank reads what
             entries = [entry.without_values() if entry.part.is_sharded else entry for entry in entries]
-        if shards is not None and shards.is_tensor_parallel:
-            entries = [entry for entry in entries if not entry.part.by_unit]
         layout = Layout.of(entries)
         parcel.word[_Word.MARK], parcel.word[_Word.LENGTH] = layout.mark, len(layout.text)
         sums, most = pack(entries, place, size, is_twin)
@@ -542,7 +547,7 @@ class Exchange:
             if not lost:
                 kept.append((probe, pending))
                 everything += [combined.get(key, array) for key, array in zip(keys, own, strict=True)]
-        return replace(step, pending=kept), everything
+        return step._replace(pending=kept), everything
 
     def _check(self, words: Array) -> None:
         """Raise if a rank has closed its monitor or is at another step."""
@@ -606,7 +611,7 @@ def _settled(step: Collected, arrays: Sequence[Array]) -> tuple[Collected, list[
             continue
         settled.append((probe, to_exchange))
         everything += own if to_exchange is pending else [np.asarray(array) for array in to_exchange.tensors]
-    return replace(step, pending=settled), everything
+    return step._replace(pending=settled), everything
 
 
 def _entries(step: Collected, arrays: Sequence[Array]) -> list[Entry]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from forewarn.measure.stopwatch import UPDATE_ENDED, WAITING_FOR_DATA, Stopwatch
@@ -62,16 +64,24 @@ class WatchedLoader:
         return type(_parts(self)[0])
 
 
-class _SizedLoader(WatchedLoader):
-    __slots__ = ()
+_LOOKED_UP_ON_THE_TYPE = ("__len__", "__getitem__", "__contains__")
+"""Methods of a loader, or of a list of batches, that `__getattr__` cannot pass on."""
 
-    def __len__(self) -> int:
-        return len(_parts(self)[0])
+
+@lru_cache(maxsize=32)
+def _class_for(methods: tuple[str, ...]) -> type[WatchedLoader]:
+    """The class of a watched loader that has these methods, which its own would not show."""
+
+    def passed_on(name: str) -> Callable[..., Any]:
+        return lambda self, *args: getattr(_parts(self)[0], name)(*args)
+
+    return type("WatchedLoader", (WatchedLoader,), {"__slots__": (), **{name: passed_on(name) for name in methods}})
 
 
 def watched(loader: Any, stopwatch: Stopwatch) -> Any:
-    """The loader, watched; it has a length if the loader has one."""
-    return (_SizedLoader if hasattr(type(loader), "__len__") else WatchedLoader)(loader, stopwatch)
+    """The loader, watched; it has a length, and can be indexed, if the loader can."""
+    methods = tuple(name for name in _LOOKED_UP_ON_THE_TYPE if hasattr(type(loader), name))
+    return _class_for(methods)(loader, stopwatch)
 
 
 def _parts(watched: Any) -> tuple[Any, Stopwatch]:

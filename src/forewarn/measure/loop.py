@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.optim.optimizer as every_optimizer
@@ -23,7 +23,7 @@ from forewarn.measure.module_hooks import StandingHooks
 from forewarn.measure.module_tree import Tree
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.pass_finder import PassFinder
-from forewarn.measure.probe import Array, Histograms, Pending, Probe, Reading
+from forewarn.measure.probe import Histograms, Pending, Probe, Reading
 from forewarn.measure.recording import decoded
 from forewarn.measure.step import Step
 from forewarn.measure.stopwatch import (
@@ -207,7 +207,7 @@ class Loop:
             return step, self.collect_from(probes, step), []
         collected: list[tuple[Probe, Pending]] = []
         readings: list[Reading | Histograms] = []
-        for probe, collect in self._listening("collect"):
+        for probe, collect in self._listeners.get(("collect", False)) or self._listening("collect"):
             try:
                 pending = collect(step)
                 if pending is None:
@@ -219,7 +219,7 @@ class Loop:
                         is_here &= not any(isinstance(ready, Tensor) for ready in pending.tensors)
                         break
                 if is_here:
-                    readings += decoded(probe, pending, cast(Sequence[Array], pending.tensors))
+                    readings += decoded(probe, pending, pending.tensors)
                 else:
                     collected.append((probe, pending))
             except Exception as error:
@@ -421,13 +421,13 @@ class Loop:
 
     def _is_heeded(self) -> bool:
         """Whether any probe needs the backward passes of unmeasured steps."""
-        listeners = self._listeners.get(("backward_ended", False)) or self._listening("backward_ended")
-        for probe, _ in (*listeners, *self._listening("backward_begins")):
-            try:
-                if probe.needs_every_backward():
-                    return True
-            except Exception as error:
-                self.switch_off(probe, error)
+        for event in ("backward_ended", "backward_begins"):
+            for probe, _ in self._listeners.get((event, self.step.measured)) or self._listening(event):
+                try:
+                    if probe.needs_every_backward():
+                        return True
+                except Exception as error:
+                    self.switch_off(probe, error)
         return False
 
     def _parameter_reached(self, gradient: Tensor) -> bool:

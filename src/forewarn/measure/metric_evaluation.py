@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
+from typing import Any
 from weakref import ref
 
 import torch
@@ -156,7 +157,10 @@ def is_sharded(tensor: Tensor) -> bool:
     """Whether this process holds only a part of a tensor."""
     if type(tensor) in _WHOLE:  # a failing hasattr on these is slow
         return False
-    return hasattr(tensor, "placements") and any(placement.is_shard() for placement in tensor.placements)
+    if not hasattr(tensor, "placements"):
+        return False
+    mesh: Any = tensor.device_mesh  # type: ignore[attr-defined]
+    return any(placement.is_shard() and mesh.size(dim) > 1 for dim, placement in enumerate(tensor.placements))
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -52,8 +52,6 @@ class Part(NamedTuple):
     """Whether the array describes a part of the model's tensors, and is wrong without the parts of other ranks."""
     once: bool = False
     """Whether ranks that train on the same batch, as with tensor parallelism, count as one."""
-    by_unit: bool = False
-    """Whether it has a value per unit or head, of which other ranks have others with tensor parallelism."""
     each: bool = False
     """Whether `Step.each_rank` also has what each rank alone says about it: see `summary`."""
 
@@ -69,6 +67,15 @@ def summary(how: How, array: Array) -> Array:
     if how is How.MIN:
         return np.array([float(zlib.crc32(np.ascontiguousarray(array).tobytes()))])
     return array.reshape(1)
+
+
+def in_place(array: Array, part: tuple[int, int], neutral: float | Array = 0.0) -> Array:
+    """The columns of this rank among those of all that hold others: at its place, between neutral ones."""
+    place, num_parts = part
+    width = array.shape[-1]
+    placed = np.full((*array.shape[:-1], num_parts * width), neutral)
+    placed[..., place * width : (place + 1) * width] = array
+    return placed
 
 
 class Entry(NamedTuple):

@@ -23,7 +23,7 @@ _LONGEST_STACK = 128
 """Maximum length of a plain stack whose layers count as blocks: measuring more is not worth the cost."""
 
 _COMPARED = 16
-"""Number of values of each parameter that tell copies of a model from other models."""
+"""Number of values of each parameter that tell copies of a model or of a parameter from others."""
 
 
 class ParameterIndex:
@@ -108,10 +108,6 @@ class ParameterIndex:
     def weights(self) -> Sequence[Tensor]:
         """What this process reads of the parameters: all, or the part of this rank."""
         return self.parameters if self.shards is None else self.shards.weights(self.parameters)
-
-    def reads(self, parameter: nn.Parameter) -> bool:
-        """Whether this rank reads a parameter, or its part of it: of several copies, one is read."""
-        return self.shards is None or self.shards.reads(parameter)
 
     def live(self, *, walks: bool = True) -> dict[int, nn.Parameter]:
         """Every current parameter by its id: the same as `model.parameters()`, but faster.
@@ -221,8 +217,19 @@ class ParameterIndex:
             self._groups = sizes, group_of
         return self._groups[1]
 
+    def _copied(self) -> set[int]:
+        """The indices of parameters that are not trained and have the first values of one that is."""
+        is_trained = self.trainable & (self.groups() >= 0)
+        shapes = [parameter.shape for parameter in self.parameters]
+        trained = [int(place) for place in np.flatnonzero(is_trained)]
+        twins = {shapes[place] for place in trained}
+        idle = [int(place) for place in np.flatnonzero(~is_trained) if shapes[place] in twins]
+        wanted = {shapes[place] for place in idle}
+        originals = {_first_values(self.parameters[place]) for place in trained if shapes[place] in wanted}
+        return {place for place in idle if _first_values(self.parameters[place]) in originals}
+
     def info(self) -> dict[str, ParameterInfo]:
-        kinds = _kinds(self.model)
+        kinds, copied = _kinds(self.model), self._copied()
         return {
             name: ParameterInfo(
                 shape=tuple(parameter.shape) if self.shards is None else self.shards.of[place].shape,
@@ -230,11 +237,16 @@ class ParameterIndex:
                 dtype=str(parameter.dtype).removeprefix("torch."),
                 group=int(group) if group >= 0 else None,
                 trainable=bool(trainable),
+                copied=place in copied,
             )
             for place, (name, parameter, group, trainable) in enumerate(
                 zip(self.names, self.parameters, self.groups(), self.trainable, strict=True)
             )
         }
+
+
+def _first_values(parameter: Tensor) -> tuple[float, ...]:
+    return tuple(parameter.detach().flatten()[:_COMPARED].double().tolist())
 
 
 def _kinds(model: nn.Module) -> dict[int, str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,15 +15,14 @@ from forewarn.rows import Row, Sheet, layout_of
 from forewarn.types import Block, Distribution, Values
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
+class Collected(NamedTuple):
     """The readings of one step on their way to the host."""
 
     step: int
     time: float
     context: Step
     pending: list[tuple[Probe, Pending]]
-    known: list[Reading | Histograms] = field(default_factory=list)
+    known: Sequence[Reading | Histograms] = ()
     """The readings that were decoded already; they come before the others."""
     is_late: bool = False
     """Whether these values were given after the step, perhaps on one rank only."""
@@ -56,7 +54,7 @@ def decoded(probe: Probe, pending: Pending, arrays: Sequence[Array]) -> list[Rea
     readings = pending.decode(arrays)
     if probe.metrics is not None:
         readings = checked_readings(probe, readings)
-    return readings if isinstance(readings, list) else list(readings)
+    return readings if type(readings) is list else list(readings)
 
 
 def recorded(

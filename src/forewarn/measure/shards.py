@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from forewarn.measure.engine import sample_indices
 
+_WHOLE = 0, 1
+"""The place of a rank among those that compute one layer, and their number, if it computes all of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -65,7 +68,7 @@ class Shards:
     """
 
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], rank: int, first: int = 0) -> None:
-        self.rank = rank
+        self.rank, self._first = rank, first
         flat = dict(_flat_shards(model, first))
         self.of: list[Shard] = [
             flat[id(parameter)] if id(parameter) in flat else _shard(parameter, rank, first) for parameter in parameters
@@ -74,18 +77,54 @@ class Shards:
         self.is_sharded = any(shard.is_divided for shard in self.of)
         """Whether ranks hold different parts of a parameter; if not, the first rank reads all of them, as under DDP."""
 
-        is_parallel, self.is_twin = _tensor_parallel(model, parameters)
-        self.is_tensor_parallel = is_parallel
-        """Whether ranks compute different parts of one layer for the same batch."""
+        self._of_data = {name for module in model.modules() for name in _names_of_data_mesh(module)}
+        """The dimensions of meshes over which every rank has its own batch; the others are those of tensor parallelism.
+        """
+        self.tensor_part = max((self._tensor_part(parameter) for parameter in parameters), key=_size, default=_WHOLE)
+        """The place of this rank among those that compute different parts of a layer for the same batch, their number.
+        """
+
+    @property
+    def is_twin(self) -> bool:
+        """Whether this rank trains on the batch of another one, as with tensor parallelism."""
+        return self.tensor_part[0] > 0
+
+    def part_of(self, module: nn.Module) -> tuple[int, int]:
+        """The place and number of parts as in `tensor_part`, of one layer: ranks may also hold copies of it."""
+        parts = (self._tensor_part(parameter, only_divided=True) for parameter in module.parameters())
+        return max(parts, key=_size, default=_WHOLE)
+
+    def _tensor_part(self, parameter: nn.Parameter, only_divided: bool = False) -> tuple[int, int]:
+        """By the dimensions of the mesh of a parameter that are not for data; or those that divide it."""
+        mesh: Any = getattr(parameter, "device_mesh", None)
+        if mesh is None or (self._of_data and mesh.mesh_dim_names is None):
+            return _WHOLE
+        names, coordinate = mesh.mesh_dim_names or range(mesh.ndim), mesh.get_coordinate() or [0] * mesh.ndim
+        place, size = _WHOLE
+        for dim, placement in enumerate(parameter.placements):  # type: ignore[attr-defined]
+            if names[dim] not in self._of_data and (placement.is_shard() or not only_divided):
+                place, size = place * mesh.size(dim) + coordinate[dim], size * mesh.size(dim)
+        return place, size
 
     def reads(self, parameter: nn.Parameter) -> bool:
         return id(parameter) in self._read
 
-    def gradients(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def reads_gradient(self, parameter: nn.Parameter) -> bool:
+        """Whether this rank reads the gradient of a parameter, or its part of it.
+
+        The gradient may be divided in another way: every rank has the whole one of an embedding whose rows are divided.
+        """
+        gradient: Any = parameter.grad
+        placements = getattr(gradient, "placements", None)
+        if placements is None or placements == getattr(parameter, "placements", None):
+            return self.reads(parameter)
+        return _shard(gradient, self.rank, self._first).is_read
+
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[Tensor | None]:
         """What this rank reads of each gradient: its own part, or None if there is none or another rank reads it."""
         return [
-            local_part(gradient) if gradient is not None and shard.is_read else None
-            for gradient, shard in zip(gradients, self.of, strict=True)
+            local_part(parameter.grad) if parameter.grad is not None and self.reads_gradient(parameter) else None
+            for parameter in parameters
         ]
 
     def weights(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
@@ -150,8 +189,8 @@ def ranks_together(model: nn.Module, parameters: Sequence[nn.Parameter]) -> set[
     return together
 
 
-def _shard(parameter: nn.Parameter, rank: int, first: int) -> Shard:
-    """The shard of a DTensor; any other parameter is the same on all ranks."""
+def _shard(parameter: Tensor, rank: int, first: int) -> Shard:
+    """The shard of a DTensor; any other tensor is the same on all ranks."""
     shape = tuple(parameter.shape)
     mesh: Any = getattr(parameter, "device_mesh", None)
     if mesh is None:
@@ -170,35 +209,37 @@ def _shard(parameter: nn.Parameter, rank: int, first: int) -> Shard:
 
 
 def _flat_shards(model: nn.Module, first: int) -> Iterator[tuple[int, Shard]]:
-    """The shards of FSDP with `use_orig_params=True`, whose parameters are flat pieces of one buffer."""
-    for module in model.modules():
-        handle = getattr(module, "_handle", None) if type(module).__name__ == "FullyShardedDataParallel" else None
-        flat = getattr(handle, "flat_param", None)
-        if handle is None or flat is None or getattr(flat, "_params", None) is None or not handle.uses_sharded_strategy:
+    """The shards of FSDP1, whose parameters are flat pieces of one buffer, or without `use_orig_params` the buffer."""
+    for module, handle in _flat_handles(model):
+        flat = handle.flat_param
+        if not handle.uses_sharded_strategy:
             continue
         is_first = dist.get_rank() == first or not _is_copy(module)
+        if flat._params is None:
+            size = flat._sharded_size.numel()
+            yield id(flat), Shard((size * handle.world_size,), (size,), (size * handle.rank,), is_first, True)
+            continue
         for parameter, shape, info in zip(flat._params, flat._shapes, flat._shard_param_infos, strict=True):
             local, start = (info.numel_in_shard, info.intra_param_start_idx) if info.in_shard else (0, 0)
             yield id(parameter), Shard(tuple(shape), (local,), (start,), is_first, is_divided=True)
 
 
-def _tensor_parallel(model: nn.Module, parameters: Sequence[nn.Parameter]) -> tuple[bool, bool]:
-    """Whether the model is tensor-parallel, and whether this rank trains on the batch of another one.
+def _flat_handles(model: nn.Module) -> Iterator[tuple[nn.Module, Any]]:
+    for module in model.modules():
+        handle: Any = getattr(module, "_handle", None) if type(module).__name__ == "FullyShardedDataParallel" else None
+        if getattr(handle, "flat_param", None) is not None:
+            yield module, handle
 
-    Dimensions of a mesh over which FSDP2 shards are left out: there every rank has its own batch.
-    """
-    of_data = {name for module in model.modules() for name in _names_of_data_mesh(module)}
-    is_parallel = is_twin = False
-    for parameter in parameters:
-        mesh: Any = getattr(parameter, "device_mesh", None)
-        if mesh is None or (of_data and mesh.mesh_dim_names is None):
-            continue
-        names = mesh.mesh_dim_names or range(mesh.ndim)
-        coordinate = mesh.get_coordinate() or [0] * mesh.ndim
-        places = [place for name, place in zip(names, coordinate, strict=True) if name not in of_data]
-        is_parallel |= any(mesh.size(dim) > 1 for dim, name in enumerate(names) if name not in of_data)
-        is_twin |= any(places)
-    return is_parallel, is_twin
+
+def are_of_another_fsdp(model: nn.Module, parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether some of these are flat pieces of an FSDP1 module around the model, which alone knows what they are."""
+    held = [handle.flat_param for _, handle in _flat_handles(model)]
+    explained = {id(parameter) for flat in held for parameter in [flat, *(flat._params or ())]}
+    return any(hasattr(parameter, "_fsdp_flattened") and id(parameter) not in explained for parameter in parameters)
+
+
+def _size(part: tuple[int, int]) -> int:
+    return part[1]
 
 
 def _names_of_data_mesh(module: nn.Module) -> tuple[Any, ...]:

@@ -30,7 +30,7 @@ LEAST_FALL = 0.02
 LARGEST_FALL = 3.0
 """Largest fall, as a multiple of the first loss: a loss that falls further has no floor, and no best rate either."""
 NOISES = 3.0
-"""Minimum fall as a multiple of the noise between steps."""
+"""Minimum fall or rise of the loss as a multiple of the noise between steps."""
 BELOW_BEST = 10.0
 """The suggestion is at most the rate of the lowest loss over this: the rule of thumb of fastai's `lr_find`."""
 FAR_TOO_HIGH = 3.0
@@ -106,8 +106,10 @@ def _judged(rates: Floats, losses: Floats, present: float) -> RateCurve:
         return RateCurve(*curve, present)
     start, lowest = float(np.median(losses[: SMOOTHING + 1])), int(np.argmin(smooth))
     fall = start - float(smooth[lowest])
-    noise = float(np.median(np.abs(np.diff(losses[: max(count // 3, 4)]))))
-    limit = _limit(rates, smooth, lowest, start, ended=count < len(losses) or _has_risen(list(losses[:count])))
+    lowest_rates = losses[: max(count // 3, 4)]
+    noise = float(np.median(np.abs(np.diff(lowest_rates))))
+    risen = max(start, float(np.median(lowest_rates))) + NOISES * noise
+    limit = _limit(rates, smooth, lowest, risen, ended=count < len(losses) or _has_risen(list(losses[:count])))
     if not max(LEAST_FALL * abs(start), NOISES * noise) <= fall <= LARGEST_FALL * abs(start):
         return RateCurve(*curve, present, limit=limit)
     steepest = _steepest(smooth[: lowest + 1])
@@ -115,11 +117,11 @@ def _judged(rates: Floats, losses: Floats, present: float) -> RateCurve:
     return RateCurve(*curve, present, float(f"{suggested:.1g}"), limit)
 
 
-def _limit(rates: Floats, smooth: Floats, lowest: int, start: float, ended: bool) -> float:
-    """The rate at which the loss, after its lowest, is back where it started; the last if the sweep broke off."""
-    risen = np.flatnonzero(smooth[lowest:] > start)
-    if len(risen):
-        return float(rates[lowest + risen[0]])
+def _limit(rates: Floats, smooth: Floats, lowest: int, risen: float, ended: bool) -> float:
+    """The rate at which the loss, after its lowest, is back above its start; the last if the sweep broke off."""
+    above = np.flatnonzero(smooth[lowest:] > risen)
+    if len(above):
+        return float(rates[lowest + above[0]])
     return float(rates[len(smooth) - 1]) if ended else math.nan
 
 

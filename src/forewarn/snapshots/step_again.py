@@ -16,7 +16,7 @@ from forewarn.measure.module_tree import Models, clean_name, unwrapped
 from forewarn.measure.nested import nested_tensors
 from forewarn.random_states import random_states_kept, restore_random_state
 from forewarn.snapshots.reading import KeptCall, SavedSnapshot
-from forewarn.snapshots.tensor_facts import LABELS, BatchFault, batch_faults, label_fault
+from forewarn.snapshots.tensor_facts import LABELS, BatchFault, batch_faults, index_fault, label_fault
 from forewarn.snapshots.tracing import Place, Trace, named_arguments
 from forewarn.snapshots.writing import named_weights
 from forewarn.store.snapshot_folders import SnapshotError
@@ -106,6 +106,8 @@ def replay(saved: SavedSnapshot, model: nn.Module | None, loss: Loss | None) -> 
         except Exception as raised:
             error = f"{type(raised).__name__}: {str(raised).splitlines()[0] if str(raised) else ''}".rstrip(": ")
     faults += [fault for fault in _label_faults(saved, model, trace.last_output) if fault not in faults]
+    if error and trace.running:
+        faults += _index_faults(saved, model, trace.running[-1], trace.modules[trace.running[-1]], trace.last_input)
     number = None if value is None else float(value.detach())
     places = _places(trace, saved, number, error)
     if number is not None and saved.has_loss and math.isfinite(number) is not math.isfinite(saved.loss):
@@ -247,6 +249,23 @@ def _label_faults(saved: SavedSnapshot, model: nn.Module, output: Any) -> Iterat
                 if (fault := label_fault(value, name, tensor)) is not None:
                     yield fault
                     break
+
+
+def _index_faults(
+    saved: SavedSnapshot, model: nn.Module, name: str, table: nn.Module, taken: Any
+) -> Iterator[BatchFault]:
+    """The indices of the batch that an embedding, which raised an error, has no row for."""
+    if not isinstance(table, nn.Embedding | nn.EmbeddingBag):
+        return
+    indices = next((tensor for _, tensor in nested_tensors(taken)), None)
+    if indices is None or (indices.dim() < 2 and isinstance(table, nn.EmbeddingBag)):  # bags of unknown lengths
+        return
+    for part, value in _batch_parts(saved, model):
+        for path, tensor in nested_tensors(value):
+            fault = index_fault(indices, f"{part}{path}", table.num_embeddings, name or "the model")
+            if fault is not None and _is_same(tensor, indices):
+                yield fault
+                return
 
 
 def as_model(made: Any) -> nn.Module:

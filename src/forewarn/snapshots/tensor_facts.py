@@ -92,7 +92,7 @@ class BatchFault(Noun):
 
     name: str
     kind: str
-    """`non_finite`, `out_of_scale` or `label_out_of_range`."""
+    """`non_finite`, `out_of_scale`, `label_out_of_range` or `index_out_of_range`."""
     samples: tuple[int, ...]
     """The first samples that have it."""
     num_samples: int
@@ -107,7 +107,7 @@ class BatchFault(Noun):
 def batch_faults(value: Any, name: str) -> Iterator[BatchFault]:
     """What is wrong with the tensors of a nested value, whatever the model does with them."""
     for path, tensor in nested_tensors(value):
-        if tensor.is_meta or not tensor.is_floating_point() or not tensor.numel():
+        if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
             continue
         fault = _fault_of(tensor.detach(), f"{name}{path}")
         if fault is not None:
@@ -126,7 +126,7 @@ def _fault_of(tensor: Tensor, name: str) -> BatchFault | None:
         )  # fmt: skip
     if about.is_mask or len(rows) < _LEAST_SAMPLES or rows.shape[1] < 2:
         return None
-    largest = rows.to(torch.float32).abs().amax(1)
+    largest = rows.abs().to(torch.float32).amax(1)
     median = float(largest.median())
     wrong = (largest > _FAR * median).nonzero().flatten().tolist() if median > 0 else []
     if not wrong:
@@ -145,14 +145,25 @@ def label_fault(labels: Tensor, name: str, outputs: Tensor) -> BatchFault | None
     num_classes = _num_classes(labels, outputs)
     if num_classes is None:
         return None
+    what = f"is none of the {num_classes} classes (0 to {num_classes - 1})"
     is_wrong = (labels != IGNORED) & ((labels < 0) | (labels >= num_classes))
-    wrong = is_wrong.reshape(len(labels), -1).any(1).nonzero().flatten().tolist() if labels.dim() else []
+    return _out_of_range(labels, name, is_wrong, "label", f"in {name}", what)
+
+
+def index_fault(indices: Tensor, name: str, size: int, module: str) -> BatchFault | None:
+    """The indices that are outside a module's table of a size."""
+    what = f"is outside the table of {module} (0 to {size - 1})"
+    return _out_of_range(indices, name, (indices < 0) | (indices >= size), "index", f"in {_in_words(name)}", what)
+
+
+def _out_of_range(values: Tensor, name: str, is_wrong: Tensor, kind: str, place: str, what: str) -> BatchFault | None:
+    wrong = is_wrong.reshape(len(values), -1).any(1).nonzero().flatten().tolist() if values.dim() else []
     if not wrong:
         return None
-    label = int(labels[is_wrong].flatten()[0])
+    first = int(values[is_wrong].flatten()[0])
     return BatchFault(
-        name, "label_out_of_range", tuple(wrong[:_MOST_SAMPLES]), len(wrong),
-        f"label {label} in {name}, {_samples(wrong)}, is none of the {num_classes} classes (0 to {num_classes - 1})",
+        name, f"{kind}_out_of_range", tuple(wrong[:_MOST_SAMPLES]), len(wrong),
+        f"{kind} {first} {place}, {_samples(wrong)}, {what}",
     )  # fmt: skip
 
 

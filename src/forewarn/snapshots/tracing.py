@@ -92,6 +92,8 @@ class Trace:
         """Tensors whose ids must not be used again."""
         self._final: set[int] = set()
         """The ids of the tensors that the loop got."""
+        self.last_input: Any = None
+        """The arguments of the module that was entered last."""
         self.last_output: Any = None
 
     @contextmanager
@@ -112,6 +114,7 @@ class Trace:
     def _entered(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch._C._current_graph_task_id() != -1:  # recomputed for the backward pass
             return
+        self.last_input = (args, kwargs)
         taken = argument_facts(module, args, kwargs)
         caller = self.running[-1] if self.running else None
         self.running.append(name)

@@ -99,7 +99,7 @@ class WeightUpdateMonitor:
         gradients = parameter_index.gradients
         quantities = summarize(rows_on_host(measure(gradients)))
         missing = np.array([gradient is None for gradient in gradients], dtype=bool)
-        self._gradients = GradientNorms(quantities["norm"].astype(np.float64), missing)
+        self._gradients = GradientNorms(quantities["norm"].astype(np.float64), missing, np.zeros_like(missing))
         self._sampler.remember(parameter_index.parameters)
         return {
             name: GradientDiagnostic(

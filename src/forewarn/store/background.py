@@ -283,11 +283,14 @@ class BackgroundWriter:
 
 
 def _leave(connection: sqlite3.Connection) -> None:
-    """Make the database a single file again, unless someone is reading it."""
+    """Make the database a single file again, unless someone is reading it.
+
+    With a journal in memory, a process that is killed meanwhile leaves none behind, which would have to be undone.
+    """
     with suppress(sqlite3.Error):
         connection.execute("PRAGMA busy_timeout = 0")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        connection.execute("PRAGMA journal_mode = DELETE").fetchall()
+        connection.execute("PRAGMA journal_mode = MEMORY").fetchall()
     connection.close()
 
 

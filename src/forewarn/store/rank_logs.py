@@ -54,7 +54,10 @@ class FirstEnd(Noun):
     step: int
     """The last step that all ranks are known to have completed; -1 if there is none."""
     reason: str
-    """Why its monitor was closed; empty if it was not, because its process was killed or crashed."""
+    """Why its monitor was closed; empty if it was not, because its process was killed or crashed.
+
+    If no rank is named: `LOST_CONTACT` if one has ended while others went on, empty if all fell silent.
+    """
 
 
 class RankLogWriter:
@@ -129,11 +132,12 @@ def rank_logs(directory: Path) -> list[RankLog]:
     return sorted(logs, key=lambda log: log.rank)
 
 
-_NOT_CLOSED = "not closed"
+LOST_CONTACT = "lost contact"
+NOT_CLOSED = "not closed"
 """The end of a monitor that nobody closed, in a process that ended without an error."""
 
-_LOST_CONTACT = re.compile("peer|connection|remote|gloo|nccl", re.IGNORECASE)
-"""What the error of a rank says whose messages another rank no longer answers."""
+_OF_CONTACT = re.compile("gloo|nccl|ProcessGroup|TCPStore|Dist(Backend|Network|Store)Error", re.IGNORECASE)
+"""What the error of a rank says whose messages another rank no longer answers; one of a data server has other words."""
 
 
 def first_to_end(directory: Path) -> FirstEnd | None:
@@ -146,18 +150,22 @@ def first_to_end(directory: Path) -> FirstEnd | None:
     for log in logs:
         for rank, when in log.saw_end.items():
             noticed[int(rank)] = min(when, noticed.get(int(rank), when))
-    ends = [(log.ended if log.end else noticed[log.rank], log) for log in logs if log.end or log.rank in noticed]
     last_step = max((log.step for log in logs), default=-1)
-    if not ends:
+    if not noticed and not any(log.end for log in logs):
         newest = max((log.time for log in logs), default=0.0)
         is_silent = len(logs) > 1 and 0.0 < newest < time.time() - _SILENT_SECONDS
         return FirstEnd((), last_step, "") if is_silent else None
-    lost_contact = [log.rank for _, log in ends if _LOST_CONTACT.search(log.end)]
-    if lost_contact:  # it was another rank that ended first, by an error of its own or without a word
-        ends = [(when, log) for when, log in ends if log.rank not in lost_contact and log.end != _NOT_CLOSED]
+    others = [log for log in logs if not _OF_CONTACT.search(log.end)]
+    is_any_lost = len(others) < len(logs)  # by another rank, which ended by an error of its own or without a word
+    ends: list[tuple[float, RankLog]] = []
+    for log in others:
+        if log.end and not (is_any_lost and log.end == NOT_CLOSED):
+            ends.append((log.ended, log))
+        elif log.rank in noticed:
+            ends.append((noticed[log.rank], log))
     if not ends:
-        silent = [log.rank for log in logs if not log.end]
-        return FirstEnd(tuple(silent) if len(silent) == 1 else (), last_step, "")
+        is_known = len(others) == 1
+        return FirstEnd((others[0].rank,), last_step, "") if is_known else FirstEnd((), last_step, LOST_CONTACT)
     earliest = min(when for when, _ in ends)
     first = [log for when, log in ends if when == earliest]
     return FirstEnd(tuple(log.rank for log in first), last_step, first[0].end)

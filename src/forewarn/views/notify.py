@@ -25,11 +25,13 @@ PAUSES = (2.0, 10.0, 30.0)
 """Seconds before each new attempt."""
 SECONDS_AT_THE_END = 10.0
 """How long the end of a run waits for the last message."""
+MOST_SECONDS_OF_ATTEMPT = 60.0
+"""After which a service that still answers, a byte now and then, counts as dead."""
 MOST_LINES = 40
 """Maximum lines of a message."""
 
 _TALKATIVE = ("apprise", "urllib3.connectionpool", "requests")
-"""Loggers that may write the URL of a service."""
+"""Loggers that may write the URL of a service, besides those that exist by then."""
 
 Level = Literal["info", "warning", "critical"]
 
@@ -158,11 +160,13 @@ def services(urls: Sequence[str]) -> list[Service]:
         if error.name != "apprise":
             raise
         raise ModuleNotFoundError("notify needs apprise: pip install 'forewarn[notify]'", name="apprise") from None
+    asset = apprise.AppriseAsset(app_id="forewarn", app_desc="forewarn")
+    asset.http_redirects = False  # a redirect drops the message and passes the URL's secrets on to another host
     targets = []
     for place, url in enumerate(urls, 1):
         name = str(url).partition(":")[0] if "://" in str(url) else ""
         with _silenced(), random_states_kept(), warnings.catch_warnings(action="ignore"):  # it imports old modules
-            target: Any = apprise.Apprise.instantiate(url) if isinstance(url, str) else None
+            target: Any = apprise.Apprise.instantiate(url, asset=asset) if isinstance(url, str) else None
         if target is None:
             kind = f"; its service is {name!r}" if name.isidentifier() else ""
             raise ValueError(
@@ -176,14 +180,28 @@ def services(urls: Sequence[str]) -> list[Service]:
 
 def deliver(services: Sequence[Service], title: str, text: str) -> dict[Service, str]:
     """Send a message; returns what went wrong by service, in words that cannot hold a URL."""
-    with _silenced():
-        outcomes = {service: _attempt(service, title, text) for service in services}
+    outcomes = {service: _in_time(service, title, text) for service in services}
     return {service: failure for service, failure in outcomes.items() if failure}
+
+
+def _in_time(service: Service, title: str, text: str) -> str:
+    """What went wrong. Timeouts of sockets are per byte, so the attempt as a whole has one of its own."""
+    failures: list[str] = []
+    attempt = threading.Thread(
+        target=lambda: failures.append(_attempt(service, title, text)), name="forewarn notify", daemon=True
+    )
+    try:
+        attempt.start()
+    except RuntimeError:  # the interpreter shuts down
+        return _attempt(service, title, text)
+    attempt.join(MOST_SECONDS_OF_ATTEMPT)
+    return failures[0] if failures else f"no answer within {MOST_SECONDS_OF_ATTEMPT:.0f} s"
 
 
 def _attempt(service: Service, title: str, text: str) -> str:
     try:
-        return "" if service.send(title=title, body=text) else "it was not reached, or did not accept the message"
+        with _silenced():
+            return "" if service.send(title=title, body=text) else "it was not reached, or did not accept the message"
     except Exception as error:
         return type(error).__name__
 
@@ -208,7 +226,8 @@ class _FromThread(logging.Filter):
 def _silenced() -> Iterator[None]:
     """Nothing that this thread does is logged by the libraries that send: they would write URLs."""
     own = _FromThread(threading.get_ident())
-    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    existing = [one for one in list(logging.root.manager.loggerDict.values()) if isinstance(one, logging.Logger)]
+    loggers = {logging.root, *existing, *(logging.getLogger(name) for name in _TALKATIVE)}
     for logger in loggers:
         logger.addFilter(own)
     try:

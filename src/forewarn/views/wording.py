@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import IO
+from typing import IO, Any
 
 from rich.text import Text
 
@@ -222,8 +222,10 @@ def deed(action: Action) -> str:
     try:
         undone = undone.format(**numbers)
     except (KeyError, IndexError, ValueError):
-        undone = action.action
-    why = action.reason[:1].lower() + action.reason[1:] if action.reason[1:2].islower() else action.reason
+        undone = undone.partition(" from {")[0]  # it was not taken, so there may be no numbers
+        undone = action.action.replace("_", " ") if "{" in undone else undone
+    is_word = action.reason.partition(" ")[0][1:].islower()  # not NaN
+    why = action.reason[:1].lower() + action.reason[1:] if is_word else action.reason
     if "norm" in numbers:
         why += f": norm {numbers['norm']}" + (f", limit {numbers['limit']}" if "limit" in numbers else "")
     cause = f"because of {action.code}" + (f" in {short(action.scope)}" if action.scope else "")
@@ -240,11 +242,21 @@ def outcome(action: Action) -> str:
     if action.failed or not action.watched_steps:
         return ""
     steps = f"within {action.watched_steps} steps"
-    alert = f"{action.code} " + (f"resolved {_after(action.resolved_after)}" if action.resolved_after is not None
-                                 else f"not resolved {steps}")  # fmt: skip
+    came_from, to = action.parameters.get("from"), action.parameters.get("to")
+    if action.resolved_after is not None:
+        alert = f"{action.code} resolved {_after(action.resolved_after)}"
+    elif action.action == "roll_back" and action.watched_steps < _number(came_from) - _number(to):
+        alert = f"{action.code} may return: step {in_words(came_from)} was not reached again {steps}"
+    else:
+        alert = f"{action.code} not resolved {steps}"
     loss = f"the loss came back {_after(action.recovered_after)}" if action.recovered_after is not None else (
         f"the loss did not come back {steps}")  # fmt: skip
     return f"{alert}, {loss}"
+
+
+def _number(value: Any) -> float:
+    """NaN for what is no number."""
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def _after(steps: int) -> str:

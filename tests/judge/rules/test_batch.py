@@ -53,6 +53,13 @@ def test_a_normalization_after_the_first_layer_makes_inputs_not_normalized_harml
     assert [alert.severity for alert in run.ledger.alerts] == [Severity.INFO]
 
 
+def test_inputs_so_large_that_no_loss_is_finite_are_the_cause():
+    run = Run("D101", "L101", "G101")
+    for _ in range(4):
+        run.feed({"batch/input_rms": {"a": 600.0}, "train/loss": math.nan, "gradient/global_norm": math.nan})
+    assert [alert.code for alert in run.ledger.firing] == ["D101", "L101", "G101"]
+
+
 def test_one_batch_for_all_steps_of_an_epoch_is_a_warning():
     run = Run("D103")
     for step in range(30):

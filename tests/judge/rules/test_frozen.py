@@ -142,6 +142,22 @@ def test_a_bias_that_cancels_in_the_loss_is_information():
     assert [(alert.scope, alert.severity) for alert in run.ledger.alerts] == [("a.bias", Severity.INFO)]
 
 
+@pytest.mark.parametrize("which", [[2], range(8)])
+def test_a_layer_whose_gradients_the_loop_removes_is_frozen_on_purpose_unless_all_are_removed(which, tmp_path):
+    it = Breakable(tmp_path / "run")
+    it.clip, parameters = None, list(it.model.parameters())
+    before = it.optimizer.step
+
+    def step_without_some(*arguments):
+        for index in which:
+            parameters[index].grad = None
+        return before(*arguments)
+
+    it.optimizer.step = step_without_some
+    codes = {alert.code for alert in it.train(60).alerts if alert.severity >= Severity.WARNING}
+    assert codes == set() if list(which) == [2] else codes
+
+
 def all_but_the_last_layer_frozen(run):
     it = Breakable(run)
     it.model.requires_grad_(False)

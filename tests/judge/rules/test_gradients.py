@@ -50,9 +50,32 @@ def test_a_tensor_stays_accused_until_it_is_measured_again():
     assert resolved.state is AlertState.RESOLVED
 
 
+@pytest.mark.parametrize(
+    ("norms", "fires"),
+    [
+        (np.logspace(-10, -6, 10), False),  # doubles and more with every step
+        (np.logspace(-10, -9.5, 10), True),  # grows, but hardly
+        ([1e-9, 5e-8, 2e-8, 1e-8, 1e-8], True),  # grew, and falls again
+        ([1e-9] * 10, True),
+    ],
+)
+def test_a_gradient_that_grows_out_of_small_initial_weights_is_not_vanishing(norms, fires):
+    run = Run("G103", info=KNOWN)
+    for norm in norms:
+        run.feed({"gradient/norm": {"first.weight": norm, "last.weight": 0.1}, "train/loss": 2.0})
+    assert [alert.scope for alert in run.ledger.alerts] == ["first.weight"] * fires
+
+
+def test_a_single_overshoot_in_the_first_steps_is_no_explosion():
+    assert Run("G102").series("gradient/global_norm", [4.4, 1.3, 126.0, 19.0, 1.8]).ledger.alerts == ()
+    assert Run("G102").series("gradient/global_norm", [4.4, 1.3, 126.0, 190.0]).ledger.alerts
+    assert Run("G102").series("gradient/global_norm", [4.4, 1.3, 1260.0]).ledger.alerts
+
+
 def test_an_explosion_names_the_largest_tensor_where_it_was_measured():
     run = Run("G102")
-    run.feed({"gradient/global_norm": 1.0})
+    for _ in range(10):
+        run.feed({"gradient/global_norm": 1.0})
     run.feed({"gradient/global_norm": 150.0})
     assert "largest_tensor" not in run.ledger.firing[0].finding.evidence
     (alert,) = run.feed({"gradient/global_norm": 2000.0, "gradient/norm": {"a.weight": 20.0, "b.weight": 1999.0}})
@@ -84,6 +107,27 @@ def test_a_task_that_is_solved_has_small_gradients_and_that_is_no_fault():
         tensors = dict.fromkeys(LAYERS, 1e-4 * loss)
         run.feed({"train/loss": loss, "gradient/global_norm": 0.5 * loss, "gradient/norm": tensors})
     assert run.ledger.alerts == ()
+
+
+@pytest.mark.parametrize(
+    ("acts", "policy", "value", "fires"),
+    [
+        (2.0, 1e-8, 0.01, True),
+        (2.0, 1e-6, 0.01, False),  # an almost certain policy
+        (2.0, 1e-8, 1e-6, False),  # both have learned their task
+        (0.0, 1e-8, 0.01, False),  # a supervised loss that is this small is a success
+    ],
+)
+def test_a_policy_without_a_gradient_beside_a_value_with_one_has_saturated(acts, policy, value, fires):
+    run = Run("G103", info=KNOWN)
+    for step in range(40):
+        norms = {"first.weight": 0.1 if step < 20 else policy, "second.weight": 0.1 if step < 20 else value}
+        run.feed({
+            "train/loss": 1e-4, "gradient/global_norm": max(norms.values()), "gradient/norm": norms,
+            "update/separate_losses": acts or np.nan,
+        })  # fmt: skip
+    found = [(alert.scope, alert.finding.evidence["cause"]) for alert in run.ledger.alerts]
+    assert found == ([("first.weight", "saturated")] if fires else [])
 
 
 def test_a_gradient_of_exactly_zero_is_another_matter():
@@ -204,6 +248,19 @@ def test_a_small_head_that_the_loss_does_not_use_is_information_unless_it_comes_
         run.feed({"gradient/missing": idle, "update/frozen_cause": causes, "activation/mean": outputs})
     assert {alert.severity for alert in run.ledger.firing} == {severity}
     assert {alert.scope for alert in run.ledger.firing} == {"pooler.weight"}
+
+
+@pytest.mark.parametrize(
+    ("order", "severity"), [("a b pooler head", Severity.INFO), ("pooler a b head", Severity.WARNING)]
+)
+def test_where_no_output_is_seen_the_order_of_the_parameters_tells_a_side_head_from_a_detached_layer(order, severity):
+    run = Run("G108", "U101", info=wide_info(a=64, b=64, pooler=1, head=1))
+    for _ in range(5):
+        idle = {f"{layer}.weight": float(layer == "pooler") for layer in order.split()}
+        causes = {name: float(FrozenCause.NO_GRADIENT) * flag for name, flag in idle.items()}
+        run.feed({"gradient/missing": idle, "update/frozen_cause": causes})
+    assert {alert.severity for alert in run.ledger.firing} == {severity}
+    assert "pooler.weight" in run.ledger.firing[0].headline
 
 
 def test_an_expert_that_lost_its_tokens_is_no_head_that_the_loss_does_not_use():

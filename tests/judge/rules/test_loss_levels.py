@@ -98,6 +98,11 @@ def test_a_loss_that_has_not_moved_is_explained_by_how_far_the_weights_have(rati
     assert alert.remedies[0].action == action
 
 
+def test_a_huge_loss_that_does_not_move_is_explained_by_targets_that_are_far_away():
+    (alert,) = judged(4e8 * noise(0.02, size=400), codes=["L105"], ratio=2e-3).ledger.alerts
+    assert alert.remedies[0].action == "normalize_targets"
+
+
 @pytest.mark.parametrize(("ratio", "codes"), [(2e-3, set()), (0.02, {"L105"})])
 def test_a_loss_that_rises_surely_has_started_unless_the_steps_are_so_large_that_they_raise_it(ratio, codes):
     growing = 4.3 + 0.9 * (1 - np.exp(-STEPS[:400] / 60))  # as the codebook and the encoder of a VQ-VAE part

@@ -12,12 +12,12 @@ from tests.judge.rules.runs import Run
 from tests.real_runs import WHEN, Breakable
 
 
-def losses_fed(code, losses, info=None, separate=False):
+def losses_fed(code, losses, info=None, separate=False, others=None):
     """A run with these losses and the levels that the monitor records: the first loss, then medians of 32."""
     run = Run(code, info=info or RunInfo())
     losses = np.asarray(losses, np.float32)
     for step, loss in enumerate(losses):
-        readings = {"train/loss": loss}
+        readings = {"train/loss": loss, **(others or {})}
         if step == 0 or step % 32 == 31:
             readings["train/loss_level"] = loss if step == 0 else float(np.median(losses[step - 31 : step + 1]))
         if separate and step < 10:
@@ -37,6 +37,19 @@ def test_a_lasting_step_up_is_named_with_the_step_at_which_it_came():
     assert alert.severity is Severity.CRITICAL
     assert alert.finding.evidence["rose_at"] == 150
     assert alert.remedies[0].do == "Check what changed in the data around step 150"
+
+
+def test_a_step_up_on_a_full_batch_is_blamed_on_the_steps_and_not_on_the_data():
+    run = Run("L107")
+    losses = np.append(learned(150), np.full(60, 2.3)).astype(np.float32)
+    for step, loss in enumerate(losses):
+        readings = {"train/loss": loss, "train/lr": {"0": 1e-3}, "batch/repeated": 1.0}
+        if step == 0 or step % 32 == 31:
+            readings["train/loss_level"] = loss if step == 0 else float(np.median(losses[step - 31 : step + 1]))
+        run.feed(readings)
+    (alert,) = run.ledger.alerts
+    assert "too large" in alert.cause
+    assert alert.remedies[0].action == "lower_lr"
 
 
 @pytest.mark.parametrize(("low", "codes"), [(0.1, {"L107"}), (2.0, {"L108"})])
@@ -83,6 +96,15 @@ def test_a_solved_task_may_lose_a_factor_of_a_hundred():
 def test_a_loss_that_is_no_objective_may_rise(told):
     run = losses_fed("L107", np.append(learned(150), np.full(150, 2.3)), **told)
     assert [alert.severity for alert in run.ledger.alerts] == [Severity.INFO]
+
+
+def test_a_sudden_rise_is_put_down_to_the_data_only_if_the_loss_is_the_objective():
+    rise, rates = np.append(learned(150), np.full(150, 2.3)), {"train/lr": {"0": 1e-3}}
+    causes = {
+        separate: losses_fed("L107", rise, None, separate, rates).ledger.alerts[0].cause for separate in (False, True)
+    }
+    assert "most likely the data" in causes[False]
+    assert causes[True] == "it rose around step 150"
 
 
 def test_declaring_the_loss_as_the_objective_outranks_what_the_readings_tell():

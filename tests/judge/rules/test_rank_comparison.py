@@ -29,6 +29,15 @@ def test_a_rank_that_is_slow_once_holds_nobody_up():
     assert alert.finding.value == pytest.approx(0.19 / 0.3)
 
 
+def test_a_rank_that_takes_twice_as_long_is_named_however_uneven_its_steps_are():
+    run = Run("R102")
+    for longer in (0.0, 0.0, 0.24, 0.36):
+        assert run.codes == set()
+        feed_seconds(run, (0.01, 0.01 + longer, 0.01), step=[0.3 + longer] * 3)
+    (alert,) = run.ledger.firing
+    assert (alert.scope, alert.fired) == ("rank_1", 3)
+
+
 def test_ranks_that_are_all_slow_are_no_stragglers():
     run = Run("R102")
     for _ in range(4):

@@ -169,4 +169,39 @@ def test_a_target_network_that_follows_is_no_stale_copy(tmp_path):
     assert [alert.code for alert in with_target(tmp_path / "run", follow=True).alerts] == []
 
 
+class TwoHeads(nn.Module):
+    """Two heads of the same shape on one body, of which the second may not be trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(16, 32)
+        self.first, self.second = MLP([32, 5]), MLP([32, 5])
+
+    def forward(self, inputs):
+        features = self.body(inputs).relu()
+        return self.first(features) + self.second(features)
+
+
+def test_a_second_head_that_is_frozen_is_no_copy_of_the_first(tmp_path):
+    model = TwoHeads()
+    model.second.requires_grad_(False)
+    assert [alert.code for alert in Breakable(tmp_path / "run", model).train(320).alerts] == []
+
+
+def test_a_second_head_outside_the_optimizer_is_no_copy_of_the_first(tmp_path):
+    it = Breakable(
+        tmp_path / "run", TwoHeads(), parameters=lambda model: [*model.body.parameters(), *model.first.parameters()]
+    )
+    alerts = it.train(320).alerts
+    assert {alert.code for alert in alerts} >= {"U106"}
+    assert "W107" not in {alert.code for alert in alerts}
+
+
+def test_a_copy_of_a_model_with_a_frozen_part_is_a_copy(tmp_path):
+    model = WithTarget()
+    model.online.layers[0].requires_grad_(False)
+    it = Breakable(tmp_path / "run", model, parameters=lambda model: model.online.layers[2].parameters())
+    assert "W107" in {alert.code for alert in it.train(400).alerts}
+
+
 FAULTS = {"W106": decay_of_thirty, "W107": lambda run: with_target(run, follow=False)}

@@ -67,7 +67,20 @@ class Positioned(nn.Module):
         return self.layer(pixels / 255 + 0 * self.positions)
 
 
-@pytest.mark.parametrize(("make", "layer", "size"), [(Attending, "0", 255.0), (Positioned, "0.layer", 1.0)])
+class Functional(nn.Module):
+    """A model that holds all its weights in one list, as for a second order of gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList([torch.randn(8, 4), torch.randn(2, 8)])
+
+    def forward(self, x):
+        return functional.linear(functional.linear(x, self.weights[0]).relu(), self.weights[1])
+
+
+@pytest.mark.parametrize(
+    ("make", "layer", "size"), [(Attending, "0", 255.0), (Positioned, "0.layer", 1.0), (Functional, "0", 255.0)]
+)
 def test_a_layer_of_ones_own_sees_the_batch(make, layer, size, watch):
     model = nn.Sequential(make())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

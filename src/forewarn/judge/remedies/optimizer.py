@@ -105,6 +105,7 @@ def add_to_optimizer(why: str = "an optimizer only updates the parameters it was
     def prescribe(finding: Finding, history: History, info: RunInfo) -> Remedy:
         lr = current("lr", replace(finding, scope=""), history, info).value  # it is in no group: that of the run
         do = f"Add {place(finding.scope, info) or 'the parameter'} to the optimizer"
+        lr = lr if lr > 0 else math.nan  # a schedule that has not begun
         do += "" if math.isnan(lr) else f" with learning rate {figure(lr)}"
         return Remedy("add_to_optimizer", {"parameter": finding.scope, "lr": lr}, why, do=do)
 

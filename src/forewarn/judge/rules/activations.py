@@ -35,8 +35,9 @@ class DeadUnits(Settings):
     starving_share: float = between(0.25, 0.0, 1.0)
     """The same while a matrix of the model has a gradient of exactly zero. A module that is called for several layers
     has one reading for all of them, and a dead layer among them stops the gradient."""
-    significance: float = between(1.0, 0.0)
-    """Standard errors of the fraction by which it must exceed `share`: of a few channels, half may be off by chance."""
+    significance: float = between(2.0, 0.0)
+    """Standard errors of the fraction by which it must exceed `share`: of a few channels, half may be off by chance,
+    as where all inputs are positive."""
 
     @classmethod
     def _moved(cls) -> Mapping[str, str]:
@@ -309,6 +310,8 @@ class RepresentationCollapse(Settings):
 
     cosine: float = between(0.999, 0.0, 1.0)
     """Mean cosine similarity of the last hidden states at which they count as identical."""
+    differed: float = between(0.99, 0.0, 1.0)
+    """Mean cosine similarity below which samples differed before; just below `cosine`, they never did."""
     rank: float = between(1.05, 1.0)
     """Effective rank at or below which the hidden states vary along a single line."""
     outputs: int = between(3, 1)
@@ -376,7 +379,7 @@ def representation_collapse(
         value, column = cosine.last[index], ranks.get(scope, np.empty(0, np.float32))
         newest = float(column[-1]) if len(column) else math.nan
         if value >= settings.cosine:
-            differed = (cosine.values[:, index] < settings.cosine).any()
+            differed = (cosine.values[:, index] < settings.differed).any()
             if differed or (is_meant and _num_outputs(scope, info) > 1):
                 yield finding(Severity.WARNING, value, settings.cosine, scope, effective_rank=newest)
         elif newest <= settings.rank and _num_outputs(scope, info) >= settings.outputs:

@@ -28,8 +28,8 @@ class InputsNotNormalized(Settings):
     per_scope=True,
     hold=3, keep=200,
     explains=(
-        "L102", "L103", "L105", "L106", "L108", "E107", "G102", "G104", "G106", "G107", "G110", "G111", "U101", "U102",
-        "U104", "W102", "W103", "A101", "A102", "A103", "A104", "A108", "E105", "E106",
+        "L101", "L102", "L103", "L105", "L106", "L108", "E107", "G101", "G102", "G104", "G106", "G107", "G110", "G111",
+        "U101", "U102", "U104", "W101", "W102", "W103", "A101", "A102", "A103", "A104", "A108", "E105", "E106",
     ),
     settings=InputsNotNormalized,
     message=Message(

@@ -21,7 +21,15 @@ from forewarn.judge.remedies import (
 )
 from forewarn.judge.rules.loss import is_solved
 from forewarn.judge.series import Panel, Series, trailing
-from forewarn.judge.tensor_kinds import copies, is_matrix, layer_of, never_called, num_elements, side_outputs
+from forewarn.judge.tensor_kinds import (
+    copies,
+    idle_copies,
+    is_matrix,
+    layer_of,
+    never_called,
+    num_elements,
+    side_outputs,
+)
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, FrozenCause, RunInfo, Severity, Values
 
@@ -94,12 +102,13 @@ def frozen_weight(
     turned off. It may have no gradient, or one of exactly zero. The learning rate may be 0, the optimizer may not step,
     or the gradient scaler may skip its steps. Or low precision rounds the update away.
 
-    Weights frozen before the run began are intended and not reported. A weight that is used only now and then, such as
-    that of an expert without tokens, is reported once it has rested for longer than chance explains. When the loss is
-    almost zero, a gradient that is zero or rounded away is information only: nothing is left to learn. So is a vector
-    alone without a gradient, while the matrix of its layer learns: some cancel in the loss by construction, such as the
-    last bias of a WGAN critic or a bias before a normalization. A layer that the forward pass never calls is left to
-    `missing-gradient`, and so is a small head whose output the loss does not use.
+    Weights frozen before the run began are intended and not reported. Nor are those whose gradients the loop sets to
+    None after the backward pass while it keeps others, as where a layer is frozen for an epoch. A weight that is used
+    only now and then, such as that of an expert without tokens, is reported once it has rested for longer than chance
+    explains. When the loss is almost zero, a gradient that is zero or rounded away is information only: nothing is left
+    to learn. So is a vector alone without a gradient, while the matrix of its layer learns: some cancel in the loss by
+    construction, such as the last bias of a WGAN critic or a bias before a normalization. A layer that the forward pass
+    never calls is left to `missing-gradient`, and so is a small head whose output the loss does not use.
 
     ## Example
     fires: update/frozen_cause{layer.weight} 0x3 5
@@ -114,12 +123,13 @@ def frozen_weight(
     is_a_matrix = is_matrix(causes.scopes, info)
     learning = {layer_of(causes.scopes[index]) for index in np.flatnonzero(is_a_matrix & (causes.last == 0))}
     unused: set[str] = set()
-    if outputs.at == causes.at:
+    meant = idle_copies(causes, info)
+    if outputs.at in (causes.at, -1):
         stopped, moving = (causes.last == float(cause) for cause in (FrozenCause.NO_GRADIENT, FrozenCause.MOVING))
         unused = never_called(outputs, info) | side_outputs(causes.scopes, stopped, moving, outputs, info)
     for index in frozen:
         cause, scope = FrozenCause(int(causes.last[index])), causes.scopes[index]
-        if scope in now_and_then or (cause is FrozenCause.NOT_IN_OPTIMIZER and scope in copies(info)):
+        if scope in now_and_then or (cause is FrozenCause.NOT_IN_OPTIMIZER and scope in meant):
             continue
         if cause is FrozenCause.NO_GRADIENT and scope in unused:
             continue
@@ -235,14 +245,15 @@ def parameter_not_in_optimizer(causes: Panel, info: RunInfo) -> Iterator[Finding
     It gets gradients but never moves. It was added to the model after the optimizer was made, or left out by a filter
     over names. Or another tensor replaced it when the model was moved or tied. `optimizer.zero_grad()` does not clear
     its gradient either, so the gradient keeps growing. A copy of trained weights, such as a target network, is not
-    reported: `stale-copy` is about those.
+    reported: `stale-copy` is about those. It has the same values when the run begins.
 
     ## Example
     fires: update/frozen_cause{head.weight} 2
     quiet: update/frozen_cause{head.weight} 0 1 5
     """
+    idle = idle_copies(causes, info)
     for index in np.flatnonzero(causes.last == float(FrozenCause.NOT_IN_OPTIMIZER)):
-        if causes.scopes[index] not in copies(info):
+        if causes.scopes[index] not in idle:
             yield finding(Severity.WARNING, causes.last[index], NO_BOUND, causes.scopes[index])
 
 

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forewarn.judge.headlines import Message
+from forewarn.judge.history import History
 from forewarn.judge.intermittence import idle_too_long
 from forewarn.judge.objective import is_objective
 from forewarn.judge.optimizers import decays_apart, steps_grow_with_gradients
-from forewarn.judge.registry import NOT_FINITE, Outside, finding, rule
+from forewarn.judge.registry import NOT_FINITE, Gate, Outside, finding, rule
 from forewarn.judge.remedies import (
     advise,
     clip_gradient,
@@ -128,6 +129,9 @@ class ExplodingGradient(Settings):
     """Number of norms that make a usual norm."""
     first_steps: int = between(3, 1, counts="readings")
     """Number of norms to wait for if the first one exceeds the warning limit, but not the critical one."""
+    overshoot_steps: int = between(10, 0, counts="steps")
+    """First steps, in which a norm above the warning limit must follow another: the first steps of Adam are its
+    largest, and may overshoot once."""
 
 
 @rule(
@@ -192,6 +196,9 @@ def exploding_gradient(
     from_the_start = _began_high(whole, warning)
     if from_the_start and severity < Severity.CRITICAL and len(whole) < settings.first_steps:
         return None
+    is_early = whole.at < settings.overshoot_steps and len(whole) > 1
+    if is_early and not whole.last > critical and not whole.values[-2] > warning:
+        return None
     evidence: dict[str, float | str] = {"cause": "start"} if from_the_start else {}
     if tensors.at == norm.at and not np.isnan(tensors.last).all():
         largest = int(np.nanargmax(tensors.last))
@@ -224,15 +231,45 @@ class VanishingGradient(Settings):
     """Global gradient norm below which the whole run is starved."""
     tensor_norm: float = between(1e-7, 0.0)
     """Gradient norm below which a tensor is starved, unless it is exactly 0."""
+    start_steps: int = between(100, 0, counts="steps")
+    """First steps, in which a tensor's gradient may be small as long as it grows."""
+    growth: float = between(3.0, 1.0)
+    """Multiple of its first value from which a gradient at its highest is growing."""
+    share: float = between(1e-4, 0.0, 1.0)
+    """The same as a fraction of the global norm, in a run that does not improve its loss: its size says nothing."""
+    fallen: float = between(1e-4, 0.0, 1.0)
+    """Fraction of its highest norm to which the gradient of a tensor must have fallen there."""
+
+
+def _starved_for_its_loss(settings: VanishingGradient, _info: RunInfo) -> Gate:
+    def is_starved(_step: int, norm: float, history: History) -> bool:
+        if norm >= settings.global_norm:
+            return False
+        loss = history.newest("train/loss").last
+        return not norm >= settings.global_norm * _shrunk_with(abs(loss[0]) if loss else math.nan)
+
+    return is_starved
+
+
+def _shrunk_with(loss: float) -> float:
+    """The share of a limit that is left at this loss: a small loss has small gradients."""
+    return loss if loss < 1 else 1.0
 
 
 @rule(
-    "G103", "vanishing-gradient", reads=("gradient/global_norm", "gradient/norm", "train/loss"),
+    "G103", "vanishing-gradient",
+    reads=("gradient/global_norm", "gradient/norm", "train/loss", "update/separate_losses"),
     when=("gradient/global_norm", "gradient/norm"), per_scope=True, hold=3, keep=100,
-    gate=lambda settings, _info: Outside(low=settings.global_norm),
+    gate=_starved_for_its_loss,
+    lookahead=lambda settings, _info: Outside(low=settings.global_norm).lookahead,
     explains=("U103", "W104", "W106"),
     settings=VanishingGradient,
     message=(
+        Message(
+            "The gradient of {scope} has vanished, and others have not",
+            "gradient norm {value} · limit {bound} · highest {highest}",
+            "what follows it has saturated, such as the softmax of a policy that has become certain of one action",
+        ),
         Message(
             "Gradients are vanishing in {scope}",
             "gradient norm {value} · expected at least {bound} · loss {loss}",
@@ -247,13 +284,19 @@ class VanishingGradient(Settings):
         advise("inspect_layer", "Check the activations and initialization of {scope}",
                "a saturated activation, a missing residual connection or weights that start too small stop the "
                "gradient", scope_is="parameter"),
-        raise_lr(3.0, "the small gradient then moves the weights further"),
+        for_cause("saturated", lower_lr(0.1, "large steps drive a softmax or a tanh to where it has no gradient")),
+        for_cause("saturated", advise(
+            "keep_exploring", "In reinforcement learning, add an entropy bonus to the loss",
+            "a policy that has stopped trying other actions gets no gradient for them",
+        )),
+        for_cause("start", raise_lr(3.0, "the small gradient then moves the weights further")),
+        for_cause("small", raise_lr(3.0, "the small gradient then moves the weights further")),
         advise("check_loss_scale", "Check that the loss is not averaged or scaled down too far",
                "the gradient shrinks with the loss"),
     ),
 )  # fmt: skip
 def vanishing_gradient(
-    norm: Panel, tensors: Panel, loss: Panel, settings: VanishingGradient, info: RunInfo
+    norm: Panel, tensors: Panel, loss: Panel, separate: Panel, settings: VanishingGradient, info: RunInfo
 ) -> Iterator[Finding]:
     """Gradients are too small to move anything, in the whole run or in one tensor.
 
@@ -262,26 +305,55 @@ def vanishing_gradient(
     about 1e-7 is also lost in half precision.
 
     A small loss has small gradients. Below a loss of 1 the limits shrink with it, so a model that has learned its task
-    is quiet. Biases and other vectors are not judged, because some have no gradient by construction.
+    is quiet. Biases and other vectors are not judged, because some have no gradient by construction. Several small
+    matrices in a row start with almost no gradient, which then doubles with every step: a tensor whose gradient grows
+    is not judged during the first steps.
+
+    If the loss is not the objective, as in reinforcement learning, a small loss is no success. There a gradient that
+    has vanished beside others that have not shows an output that is stuck at its limits.
 
     ## Example
     fires: 1e-4x5 | train/loss 2.0x5
     fires: gradient/norm{layer.weight} 1e-9x3
+    quiet: gradient/norm{layer.weight} 4e-10 2e-9 7e-9 1.3e-8 4e-8 7e-8
+    fires: 0.01x6 | gradient/norm{actor.weight} 0.1x3 1e-8x3 | train/loss 1e-4x6 | update/separate_losses 2x6
     quiet: gradient/norm{layer.bias} 1e-9x3
     quiet: 1e-4x5 | train/loss 0.001x5
     """
     now = max(norm.at, tensors.at)
     level = abs(loss.series().last)
-    scale = level if level < 1 else 1.0
+    scale = _shrunk_with(level)
     whole, least = norm.series(), scale * settings.global_norm
     if whole.at == now and whole.last < least:
         at_start = whole.steps[0] == 0 and whole.values[0] < least
-        yield finding(Severity.WARNING, whole.last, least, loss=level, **({"cause": "start"} if at_start else {}))
+        yield finding(Severity.WARNING, whole.last, least, loss=level, cause="start" if at_start else "small")
     if tensors.at == now:
         least = scale * settings.tensor_norm
+        saturated = _saturated(whole, tensors, loss.series(), separate.series(), settings, info)
         small = (tensors.last > 0) & (tensors.last < least)
-        for index in matrices(small, tensors.scopes, info):
-            yield finding(Severity.WARNING, tensors.last[index], least, tensors.scopes[index], loss=level)
+        if small.any() and now < settings.start_steps:
+            highest, first = tensors.values.max(axis=0), tensors.values[0]
+            small &= ~((tensors.last >= highest) & (tensors.last / settings.growth >= first))
+        for index in matrices(small | saturated, tensors.scopes, info):
+            scope, value = tensors.scopes[index], tensors.last[index]
+            if saturated[index]:
+                highest = float(np.nanmax(tensors.values[:, index]))
+                bound = min(settings.tensor_norm, settings.share * whole.last)
+                yield finding(Severity.WARNING, value, bound, scope, highest=highest, cause="saturated")
+            else:
+                yield finding(Severity.WARNING, value, least, scope, loss=level, cause="small")
+
+
+def _saturated(
+    whole: Series, tensors: Panel, loss: Series, separate: Series, settings: VanishingGradient, info: RunInfo
+) -> NDArray[np.bool_]:
+    """Which gradients have vanished beside others that have not, in a run that does not improve its loss."""
+    bound = min(settings.tensor_norm, settings.share * whole.last)
+    vanished = (tensors.last > 0) & (tensors.last < bound)
+    if whole.at != tensors.at or not vanished.any() or is_objective(loss, separate, info):
+        return np.zeros(len(vanished), bool)
+    vanished &= tensors.last < settings.fallen * np.fmax.reduce(tensors.values, axis=0)
+    return vanished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -437,7 +509,7 @@ def missing_gradient(missing: Panel, outputs: Panel, settings: MissingGradient, 
     sizes = num_elements(missing.scopes, info)
     unused_size = sum(sizes[index] for index in without if missing.scopes[index] in unused)
     aside: set[str] = set()
-    if len(without) and outputs.at == missing.at:
+    if len(without) and outputs.at in (missing.at, -1):
         aside = side_outputs(missing.scopes, missing.last > 0, missing.last == 0, outputs, info)
     for index in without:
         scope = missing.scopes[index]
@@ -446,7 +518,8 @@ def missing_gradient(missing: Panel, outputs: Panel, settings: MissingGradient, 
             continue
         if scope in aside:
             reason = "its output does not reach the loss"
-            yield finding(Severity.INFO, missing.last[index], 0.0, scope, layer=layer_of(scope), reason=reason)
+            layer = layer_of(scope) if len(outputs) else scope
+            yield finding(Severity.INFO, missing.last[index], 0.0, scope, layer=layer, reason=reason)
             continue
         if scope not in unused:
             yield finding(Severity.WARNING, missing.last[index], 0.0, scope)

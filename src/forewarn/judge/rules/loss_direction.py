@@ -1,11 +1,11 @@
-"""Rules about the direction in which the loss pushes the output."""
+"""Rules about how the loss compares the output with the targets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from forewarn.judge.headlines import Message
-from forewarn.judge.registry import finding, rule
+from forewarn.judge.registry import NO_BOUND, finding, rule
 from forewarn.judge.remedies import advise
 from forewarn.judge.series import Series
 from forewarn.settings import Settings, between
@@ -54,6 +54,39 @@ def loss_maximized(reversed_rows: Series, settings: LossMaximized) -> Finding | 
     if not reversed_rows.last >= settings.share:
         return None
     return finding(Severity.WARNING, reversed_rows.last, settings.share)
+
+
+@rule(
+    "L111", "targets-broadcast", reads=("train/paired_outputs",), hold=3, keep=500,
+    explains=(
+        "L104", "L105", "G103", "G107", "U103", "A101", "A104", "E102", "E103", "E105", "E106",
+    ),
+    message=Message(
+        "The loss compares every output with every target",
+        "outputs {value}",
+        "output and target have different shapes, n × 1 and n, and broadcasting makes n × n differences of them",
+    ),
+    remedies=(
+        advise("match_shapes", "Give output and target the same shape: `output.squeeze(-1)` or `target.unsqueeze(-1)`",
+               "each output is then compared with its own target alone"),
+    ),
+)  # fmt: skip
+def targets_broadcast(paired: Series) -> Finding | None:
+    """The loss compares every output of the batch with every target.
+
+    ## Why is this bad?
+    An output of shape n × 1 minus a target of shape n gives n × n differences. Their mean is lowest if every output is
+    the mean of the targets, so the model learns to ignore its input. Nothing fails: the loss falls to the variance of
+    the targets and stays there. PyTorch warns once, if the loss is one of its own.
+
+    The graph behind the loss shows it, if `monitor.step` gets the loss as a tensor. The distances between all pairs of
+    outputs, as in a ranking or contrastive loss, are meant and not reported.
+
+    ## Example
+    fires: 32x3
+    quiet: 0x9
+    """
+    return finding(Severity.WARNING, paired.last, NO_BOUND) if paired.last > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)

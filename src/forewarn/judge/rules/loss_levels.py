@@ -66,6 +66,8 @@ class LossNotStarting(Settings):
     """Minimum steady fall, as a fraction of the first loss, if the steps are that small."""
     chance: float = between(0.97, 0.0, 1.0)
     """Fraction of ln(number of classes) above which a softmax loss is no better than chance."""
+    far: float = between(1e3, 0.0)
+    """First loss above which the targets may be too far away for the usual steps."""
     constant: float = between(1e-3, 0.0)
     """Robust standard deviation of the loss, as a fraction of it, below which it is the same for every batch."""
 
@@ -186,6 +188,11 @@ def _stays_near_the_first(levels: Floats, settings: LossNotStarting, info: RunIn
         Message(
             "The training loss has barely moved since the start",
             "first loss {first} · now {level} · after {lasting_steps} steps",
+            "the targets are so far from the outputs that steps of {far_ratio} of the weights do not get there",
+        ),
+        Message(
+            "The training loss has barely moved since the start",
+            "first loss {first} · now {level} · after {lasting_steps} steps",
             "the weights move far in each step, by {large_ratio} of their size, but the loss does not fall",
         ),
         Message(
@@ -201,6 +208,10 @@ def _stays_near_the_first(levels: Floats, settings: LossNotStarting, info: RunIn
     remedies=(
         for_cause("slow", raise_lr(10.0, "a first step of about 2% of the weight norm trains well", of_peak=True)),
         for_cause("large", lower_lr(0.1, "the weights move far in each step, but the loss does not fall")),
+        for_cause("far", advise(
+            "normalize_targets", "Scale the targets to a mean of 0 and a standard deviation of 1",
+            "the outputs of a new model are about 1; or set the last bias to the mean of the targets",
+        )),
         for_cause("moving", advise(
             "inspect_labels", "Check that each label belongs to its input", "a model cannot learn from shuffled labels"
         )),
@@ -235,6 +246,9 @@ def loss_not_starting(
     the inputs say nothing about the targets (shuffled labels, a wrong mask), or the learning rate is so high that every
     step undoes the one before. The rule waits for the end of a warm-up, and while noise may hide a fall.
 
+    A loss of thousands or millions often means targets that were not normalized, such as prices: a new model returns
+    about 1, and its steps are made for that.
+
     A model that learns nothing still finds the scale of the targets. So a fall within the first steps counts only from
     10% of the first loss. A loss that is not the objective, as in a GAN, need not fall while the weights move.
 
@@ -246,6 +260,7 @@ def loss_not_starting(
     fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-7x301
     fires: 4.6 _x280 4.6x20 | update/ratio{a.weight} 1e-3x301 | train/loss 4.5+0.001x301 | batch/num_classes 100x301
     fires: 4.6 _x280 4.6x20 | train/lr{0} 1e-3x301 | train/loss 4.6x301
+    fires: 4e8 _x280 4e8x20 | update/ratio{a.weight} 1e-3x301 | train/loss 4e8+1e5x301
     fires: 4.6 _x95 4.6x4 | train/lr{0} 1e-7x100 | update/ratio{a.weight} 1e-6x100
     quiet: 4.6 _x95 4.6x4 | train/lr{0} 1e-3x100 | update/ratio{a.weight} 1e-3x100
     fires: 4.6 _x280 4.6-0.016x20 | train/lr{0} 1e-7x301 | update/ratio{a.weight} 1e-6x301
@@ -284,6 +299,8 @@ def loss_not_starting(
         evidence = {"cause": "slow", "slow_ratio": usual, "lr_factor": lr_factor(settings.wanted, usual)}
     elif large >= settings.large:
         evidence = {"cause": "large", "large_ratio": float(large)}
+    elif largest >= settings.moving and float(stuck.evidence["first"]) >= settings.far:
+        evidence = {"cause": "far", "far_ratio": median(typical)}
     elif largest >= settings.moving:
         evidence = {"cause": "moving", "moving_ratio": median(typical)}
     return dataclasses.replace(stuck, evidence={**stuck.evidence, **evidence})

@@ -90,7 +90,8 @@ def _upcoming_leaps(metric: str, upcoming: Upcoming, settings: LossShift) -> Boo
 
 
 @rule(
-    "L107", "loss-shift", reads=("train/loss_level", "train/loss", "train/lr", "update/separate_losses"),
+    "L107", "loss-shift",
+    reads=("train/loss_level", "train/loss", "train/lr", "update/separate_losses", "batch/repeated"),
     when=("train/loss_level", "train/loss"), per_scope=True, keep=256,
     gate=_above_the_best,
     lookahead=lambda settings, _info: lambda metric, upcoming: _upcoming_leaps(metric, upcoming, settings),
@@ -111,11 +112,18 @@ def _upcoming_leaps(metric: str, upcoming: Upcoming, settings: LossShift) -> Boo
         Message(
             "The training loss has risen to a new level",
             "loss {value} · limit {bound} · best {best} · gain lost {lost:%}",
+            "it rose suddenly around step {rose_at}, while all {same_batches} measured batches were the same: most "
+            "likely the steps have become too large",
+        ),
+        Message(
+            "The training loss has risen to a new level",
+            "loss {value} · limit {bound} · best {best} · gain lost {lost:%}",
             "it rose around step {rose_at}",
         ),
     ),
     remedies=(
         for_cause("lr", restore_lr()),
+        for_cause("steps", lower_lr(0.3, "the batch is always the same, so the data cannot have lifted the loss")),
         _inspect_data,
         roll_back(),
         for_cause("unknown", lower_lr(0.3, "if the data is the same, the steps have become too large")),
@@ -123,7 +131,7 @@ def _upcoming_leaps(metric: str, upcoming: Upcoming, settings: LossShift) -> Boo
     ),
 )  # fmt: skip
 def loss_shift(
-    levels: Panel, loss: Panel, lr: Panel, separate: Panel, settings: LossShift, info: RunInfo
+    levels: Panel, loss: Panel, lr: Panel, separate: Panel, repeated: Panel, settings: LossShift, info: RunInfo
 ) -> Finding | None:
     """The training loss has risen well above its best level and stays there.
 
@@ -135,12 +143,13 @@ def loss_shift(
     The newest median of 32 losses is compared with the best earlier one, whatever the shape of the rise. Earlier levels
     count only if the learning rate was comparable. Most of the newest losses must lie above the best level. A rise from
     one step to the next need not last that long: 16 losses above all of the 32 before them are enough, if the learning
-    rate has not risen. If the loss is not the objective, as in reinforcement learning or a GAN, this is only
-    information.
+    rate has not risen. On a full batch, which is the same in every step, it is the steps that have become too large.
+    If the loss is not the objective, as in reinforcement learning or a GAN, this is only information.
 
     ## Example
     fires: 5.0 3.0 2.0 1.5 1.2 2.5 | train/loss 2.5x32
     fires: 5.0 _x31 3.0 _x31 1.2 _x31 | train/loss 3.0x33 1.2x46 2.5x16 | train/lr{0} 1e-3x95
+    fires: 5.0 _x31 3.0 _x31 1.2 _x31 | train/loss 3.0x33 1.2x46 2.5x16 | batch/repeated 1x95
     quiet: 5.0 _x31 3.0 _x31 1.2 _x31 | train/loss 3.0x33 1.2x47 2.5x15 | train/lr{0} 1e-3x95
     fires: 5.0 _x63 2.0 _x31 1.2 _x31 2.5 | train/loss 3.0x33 2.0x32 1.2x32 2.5x32 | train/lr{0} 1e-3x129
     fires: 5.0 _x63 2.0 _x31 1.2 _x31 2.5 | train/loss 3.0x33 2.0x32 1.2x32 2.5x32 | train/lr{0} 1e-3x97 1e-2x32
@@ -174,7 +183,8 @@ def loss_shift(
         return None
     lost = (now - best) / gain
     severity = Severity.CRITICAL if lost >= settings.critical else Severity.WARNING
-    if not is_objective(loss.series(), separate.series(), info):
+    is_meant = is_objective(loss.series(), separate.series(), info)
+    if not is_meant:
         severity = Severity.INFO
     last_low = int(steps[medians <= bound][-1])
     rose_at = _onset(loss.series(), last_low, best, 2 * bound - best)
@@ -187,9 +197,12 @@ def loss_shift(
     was_raised = is_sudden and after >= settings.raised * before
     if was_raised:
         evidence |= {"lr_before": before, "lr_after": after}
-    elif is_sudden and after <= before:
+    elif is_sudden and len(repeated) >= _AROUND and bool((repeated.values > 0).all()):
+        evidence["same_batches"] = len(repeated)
+    elif is_sudden and after <= before and is_meant:  # a policy changes its own data
         evidence["steady_lr"] = after
-    return finding(severity, now, bound, "", **evidence, cause="lr" if was_raised else "unknown")
+    cause = "lr" if was_raised else "steps" if "same_batches" in evidence else "unknown"
+    return finding(severity, now, bound, "", **evidence, cause=cause)
 
 
 def _ahead(level: Series, loss: Series, lr: Panel, settings: LossShift) -> Series:

@@ -69,8 +69,11 @@ _WORDS = {
 class Straggler(Settings):
     """When `straggler` fires."""
 
-    share: float = between(0.5, 0.0)
-    """Time that a rank takes longer than the median of the others, as a fraction of the step time."""
+    share: float = between(0.3, 0.0)
+    """Time that a rank takes longer than the median of the others, as a fraction of the step time.
+
+    A rank that takes twice as long as the others holds all of them up for about half of every step.
+    """
     seconds: float = between(0.03, 0.0)
     """Minimum of that time in seconds."""
     checks: int = between(2, 1, counts="readings")

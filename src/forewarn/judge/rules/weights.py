@@ -23,7 +23,7 @@ from forewarn.judge.remedies import (
 )
 from forewarn.judge.rules.loss import is_solved
 from forewarn.judge.series import Panel, median, usual_levels
-from forewarn.judge.tensor_kinds import copies, is_matrix, kinds, matrices
+from forewarn.judge.tensor_kinds import idle_copies, is_matrix, kinds, matrices
 from forewarn.settings import Settings, between
 from forewarn.types import Finding, FrozenCause, RunInfo, Severity
 
@@ -348,7 +348,8 @@ class StaleCopy(Settings):
 
 
 @rule(
-    "W107", "stale-copy", reads=("weight/norm",), per_scope=True, keep=200, explains=("L103", "L106", "L107"),
+    "W107", "stale-copy", reads=("weight/norm", "update/frozen_cause"), when=("weight/norm",), per_scope=True, keep=200,
+    explains=("L103", "L106", "L107"),
     settings=StaleCopy,
     message=Message(
         "{scope} is a copy that is never updated",
@@ -361,23 +362,24 @@ class StaleCopy(Settings):
                "a reference model need not be watched"),
     ),
 )  # fmt: skip
-def stale_copy(norm: Panel, settings: StaleCopy, info: RunInfo) -> Finding | None:
+def stale_copy(norm: Panel, causes: Panel, settings: StaleCopy, info: RunInfo) -> Finding | None:
     """A copy of the trained weights, such as a target network, has stayed at its start.
 
     ## Why is this bad?
     Targets that come from a copy improve only as the copy does. A target network that is never updated keeps giving the
     values of a random model, and the loss falls all the same. A copy is a part of the model that nothing trains, whose
-    tensors all have a trained twin of the same name and shape.
+    tensors all have a trained twin of the same name and shape. It begins with the same values, or gets no gradient
+    although it is not frozen: a second head that is frozen, or missing from the optimizer, is no copy.
 
     ## Example
     fires: weight/norm{q.0.weight} 1.0 _x499 1.5 | weight/norm{target.0.weight} 1.0 _x499 1.0
     quiet: weight/norm{q.0.weight} 1.0 _x499 1.5 | weight/norm{target.0.weight} 1.0 _x499 1.2
     """
     span = norm.at - int(norm.steps[0]) if len(norm) else 0
-    if span < settings.steps or not copies(info):
+    if span < settings.steps or not (idle := idle_copies(causes, info)):
         return None
     position = {scope: index for index, scope in enumerate(norm.scopes)}
-    for copy, original in copies(info).items():
+    for copy, original in idle.items():
         if copy not in position or original not in position or len(info.parameters[copy].shape) < 2:
             continue
         ours, theirs = norm.values[:, position[copy]], norm.values[:, position[original]]

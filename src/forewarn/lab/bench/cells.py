@@ -85,14 +85,15 @@ def heading(result: WorkloadResult) -> str:
 
 
 def judging_sentence(judging: Judging) -> str:
-    """How much of forewarn's cost comes from judging."""
+    """How much of forewarn's cost comes from judging, in the tiers with everything that is measured by default."""
     kinds = (("measured in detail", judging.measured), ("measured in brief", judging.unmeasured))
     parts = [
         f"{duration(spread.median)} ({duration(spread.low)} to {duration(spread.high)}) on a step {kind}"
         for kind, spread in kinds
         if spread is not None
     ]
-    return f"Of this, judging by all rules takes {' and '.join(parts)}, with {judging.depth} steps to look back on."
+    times = " and ".join(parts)
+    return f"With the default measurements, judging by all rules takes {times}, with {judging.depth} steps in memory."
 
 
 def machine_sentences(machine: Machine) -> list[str]:

@@ -19,7 +19,7 @@ from forewarn.measure.forward import any_compiled, hookable_modules
 from forewarn.measure.layers import Layer, Layers, is_leaf
 from forewarn.measure.module_tree import models_in
 from forewarn.measure.nested import nested_tensors
-from forewarn.measure.over_ranks import How, Part
+from forewarn.measure.over_ranks import How, Part, in_place
 from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.step import Step
@@ -52,6 +52,8 @@ class _Counted(NamedTuple):
 
 
 _NOT_SEEN = float("nan")
+_FOLLOWED = (Look.FIRED, Look.INSIDE)
+"""Of these looks, each unit is followed over several steps."""
 _QUANTITIES = {
     Look.FIRED: ("dead_fraction",),
     Look.INSIDE: ("saturated_fraction",),
@@ -144,9 +146,11 @@ class ActivationProbe(Probe):
             travelling = [v for values in of_units.values() for v in values.values() if isinstance(v, Tensor)]
         else:
             counted = [alone for together in counted for alone in _one_by_one(together)]
-            for _, (scope,), _, units, _ in counted:
+            for look, (scope,), _, units, _ in counted:
                 travelling += [units.positions.astype(np.float64), *units[1:]]
-                unit_parts += [Part(how, f"{scope} {what}", by_unit=True) for what, how in _HOW]
+                unit_parts += [
+                    Part(how, f"{scope} {what}", once=what == "positions" and look in _FOLLOWED) for what, how in _HOW
+                ]
         reason = self._reason(seen)
         if reason is Reason.AVAILABLE or reason is Reason.COMPILED or updated:
             step.unavailable("activation/mean", reason)
@@ -176,7 +180,17 @@ class ActivationProbe(Probe):
 
         layers = zlib.crc32(" ".join(scopes).encode(errors="replace"))
         board = [Part(How.ROWS, f"rows {layers} {number}", each=True) for number in range(1 + len(parts))]
-        return Pending([rows, *parts, *travelling], decode, [*board, *unit_parts])
+        pending = Pending([rows, *parts, *travelling], decode, [*board, *unit_parts])
+        shards = self._parameter_index.shards
+        if shards is None or shards.tensor_part[1] == 1:
+            return pending
+
+        def settle(arrays: Sequence[Array]) -> Pending:
+            of_rows, of_units = arrays[: len(board)], arrays[len(board) :]
+            placed = _placed(counted, of_units, shards.tensor_part)
+            return pending._replace(tensors=[*of_rows, *placed], settle=None)
+
+        return pending._replace(settle=settle)
 
     def _counted(self) -> list[_Counted]:
         """What was counted in all units since the last time."""
@@ -267,6 +281,18 @@ def _one_by_one(counted: _Counted) -> Iterator[_Counted]:
             only = slice(row, row + 1)
             units = Chunk(*(array[only] for array in counted.units))
             yield _Counted(counted.look, (scope,), counted.is_answer[only], units, is_alone=True)
+
+
+def _placed(counted: Sequence[_Counted], arrays: Sequence[Array], part: tuple[int, int]) -> Iterator[Array]:
+    """What was counted in units, as that of all ranks that compute a layer together.
+
+    An activation function does not tell whether they have different units of it or copies, in which case every unit
+    counts equally often.
+    """
+    for number, (look, *_) in enumerate(counted):
+        positions, *of_units = arrays[3 * number : 3 * number + 3]
+        yield positions
+        yield from (in_place(array, part) if look in _FOLLOWED else array for array in of_units)
 
 
 def _arrived(arrays: Iterator[Array]) -> Chunk:

@@ -17,7 +17,8 @@ from forewarn.measure.forward import any_compiled, hookable_modules
 from forewarn.measure.hidden_from_checkpointing import hidden_from_checkpointing
 from forewarn.measure.hooks import Hook
 from forewarn.measure.module_tree import children_of, named_modules
-from forewarn.measure.over_ranks import How, Part
+from forewarn.measure.over_ranks import How, Part, in_place
+from forewarn.measure.parameters import ParameterIndex
 from forewarn.measure.probe import Array, ModuleTap, Pending, Probe, Reading
 from forewarn.measure.step import Step
 from forewarn.measure.stopwatch import Stopwatch
@@ -36,11 +37,17 @@ _FEWEST_KEYS = 8
 """Keys that a query must see on average for a meaningful entropy: attending to one of three is not sharp."""
 
 
+_OF_NO_HEAD = np.array([[0.0], [0.0], [-np.inf], [0.0]])
+"""What a rank adds to the sums of a head that another one computes."""
+
+
 @dataclass(slots=True)
 class _Frame:
     """A running module, and the number of attention calls it has made itself."""
 
     name: str
+    layer: str = ""
+    """The name of this module, or of the nearest around it that has parameters."""
     calls: int = 0
 
 
@@ -57,8 +64,9 @@ class AttentionProbe(Probe):
     on_every_rank = True
     from_modules = ("attention/entropy",)
 
-    def __init__(self, model: nn.Module, stopwatch: Stopwatch) -> None:
-        self._model = model
+    def __init__(self, parameter_index: ParameterIndex, stopwatch: Stopwatch) -> None:
+        self._parameter_index = parameter_index
+        self._model = parameter_index.called
         self._stopwatch = stopwatch
         self._compiled = False
         """Whether any part of the model is compiled: replacing a function would trigger recompilation."""
@@ -69,6 +77,8 @@ class AttentionProbe(Probe):
         """The modules running now, innermost last; the root is always first."""
         self._seen: dict[str, AttentionSummary] = {}
         """By the layer's scope; micro-batches are added up."""
+        self._layer: dict[str, str] = {}
+        """By the same scope, the module with parameters that made the call, or the nearest around it."""
         self._left_out = Reason.AVAILABLE
         self._failure: Exception | None = None
 
@@ -99,8 +109,10 @@ class AttentionProbe(Probe):
             raise failure
 
     def _place(self, name: str, module: nn.Module) -> ModuleTap:
+        has_parameters = any(True for _ in module.parameters())
+
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._running.append(_Frame(name))
+            self._running.append(_Frame(name, name if has_parameters else self._running[-1].layer))
 
         def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             frame = self._running.pop()
@@ -135,6 +147,7 @@ class AttentionProbe(Probe):
             sample.query, sample.key, mask=sample.mask, causal=sample.causal, scale=sample.scale
         )
         scope = _joined(frame.name, f"call_{frame.calls}" if frame.calls > 1 else "")
+        self._layer.setdefault(scope, frame.layer)
         earlier = self._seen.get(scope)
         if earlier is None or earlier.rows.shape != summary.rows.shape:
             self._seen[scope] = summary
@@ -157,7 +170,17 @@ class AttentionProbe(Probe):
             if summaries:
                 yield from _readings(tuple(summaries), arrays)
 
-        return Pending(tensors, decode, [Part(How.HEADS, scope, by_unit=True) for scope in summaries])
+        over_ranks = [Part(How.HEADS, scope) for scope in summaries]
+        shards = self._parameter_index.shards
+        if shards is None or shards.tensor_part[1] == 1:
+            return Pending(tensors, decode, over_ranks)
+        parts = [shards.part_of(self._modules.get(self._layer[scope], self._model)) for scope in summaries]
+
+        def settle(arrays: Sequence[Array]) -> Pending:
+            heads = [in_place(array, part, _OF_NO_HEAD) for array, part in zip(arrays, parts, strict=True)]
+            return Pending(heads, decode, over_ranks)
+
+        return Pending(tensors, decode, over_ranks, settle)
 
 
 def _readings(layers: tuple[str, ...], sums: Sequence[Array]) -> Iterator[Reading]:

@@ -142,14 +142,17 @@ def multiplies_input(module: nn.Module) -> bool:
     """Whether a module multiplies its input with a matrix of its own.
 
     The first to run sees the batch as the model does, after any scaling in `forward`. A model with a matrix beside its
-    layers, such as one of positions, leaves that to the first layer.
+    layers, such as one of positions, leaves that to the first layer. No one calls a list of parameters, but its owner.
     """
     if isinstance(module, _LAYERS):
         return True
-    held = [parameter for parameter in module._parameters.values() if parameter is not None]
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag | nn.ParameterList | nn.ParameterDict):
+        return False
+    children = children_of(module).values()
+    holders = [module, *(child for child in children if isinstance(child, nn.ParameterList | nn.ParameterDict))]
+    held = [parameter for holder in holders for parameter in holder._parameters.values() if parameter is not None]
     has_matrix = any(not is_lazy(parameter) and parameter.dim() > 1 for parameter in held)
-    is_lookup = isinstance(module, nn.Embedding | nn.EmbeddingBag)
-    return has_matrix and not is_lookup and not any(map(multiplies_input, children_of(module).values()))
+    return has_matrix and not any(map(multiplies_input, children))
 
 
 def count_targets(targets: Tensor | NDArray[Any]) -> Numbers:

@@ -62,11 +62,13 @@ class GradientNorms:
     """NaN where there was no gradient, and everywhere if no optimizer used any."""
     missing: NDArray[np.bool_]
     """Whether a tensor had no gradient when an optimizer stepped."""
+    removed: NDArray[np.bool_]
+    """Whether the loop had removed it after the backward pass, but left others: a way to freeze a layer for a while."""
 
     @classmethod
     def of_nothing(cls, names: Sequence[str]) -> GradientNorms:
         """The norms of a step on which no optimizer used a gradient."""
-        return cls(np.full(len(names), np.nan), np.zeros(len(names), bool))
+        return cls(np.full(len(names), np.nan), *np.zeros((2, len(names)), bool))
 
 
 class GradientProbe(Probe):
@@ -124,6 +126,8 @@ class GradientProbe(Probe):
         """The first finite global norms."""
         self._missing = np.zeros(0, bool)
         """Per tensor: whether it had no gradient when an optimizer was last measured."""
+        self._removed = np.zeros(0, bool)
+        """Per tensor: whether the backward pass before that had left one, and others are still there."""
 
     def clipped(self, norm: Any, max_norm: float) -> None:
         """Keep the norm that clipping computed; if that is None, it is measured as without clipping."""
@@ -204,8 +208,8 @@ class GradientProbe(Probe):
     def _gradient(self, parameter: nn.Parameter) -> Tensor | None:
         """The gradient of a parameter, or the part that this rank reads; None if there is none, or it is empty."""
         gradient = parameter.grad
-        if gradient is not None and self._parameter_index.rank is not None:
-            reads = self._parameter_index.reads(parameter)
+        if gradient is not None and (shards := self._parameter_index.shards) is not None:
+            reads = shards.reads_gradient(parameter)
             gradient = local_part(gradient) if reads else None
             self._has_summands |= reads and gradient is None
         return None if gradient is None or not gradient.numel() else gradient
@@ -272,7 +276,7 @@ class GradientProbe(Probe):
         used = self._used if len(index.optimizers) > 1 else {}
         self._used, self._latest, self._latest_scale, self._clip_norm = {}, {}, None, None
         measured, self._measured = list(self._measured.values()), {}
-        missing = self._missing
+        missing, removed = self._missing, self._removed
         residual, self._residual = list(self._residual.values()), {}
         left_over, self._left_over = self._left_over, {}
         if left_over:
@@ -370,7 +374,7 @@ class GradientProbe(Probe):
                 absent = np.isnan(statistics.rows[:, 0]) if is_sharded else np.ones(len(names), bool)
                 norms = yield from self._details(step, statistics, measured, names, absent)
                 step.unavailable("gradient/histogram", Reason.UNEVEN_SCALE if is_uneven else Reason.AVAILABLE)
-                step.provide(GradientNorms(norms, missing & absent))
+                step.provide(GradientNorms(norms, missing & absent, removed & absent))
             elif step.measured:
                 step.provide(GradientNorms.of_nothing(names))
 
@@ -378,7 +382,8 @@ class GradientProbe(Probe):
 
     def _norm_from_backward(self) -> Norm | None:
         if self._used:
-            return norm_of_all(list(self._used.values()))
+            used = list(self._used.values())
+            return used[0] if len(used) == 1 else norm_of_all(used)
         return _unscaled(norm_of_all(list(self._latest.values())), self._latest_scale) if self._latest else None
 
     def _details(
@@ -439,11 +444,15 @@ class GradientProbe(Probe):
         which, parameters = self._parameter_index.of(index), self._parameter_index.parameters
         gradients: Sequence[Tensor | None] = list(map(_gradient_of, parameters))
         self._missing = np.array([gradient is None for gradient in gradients], bool)
+        self._removed = self._missing & (not self._missing[which].all())
+        for position in np.flatnonzero(self._removed):
+            self._removed[position] = id(parameters[int(position)]) in self._latest
+        self._missing &= ~self._removed
         missing = self._missing[which]
         for position in np.flatnonzero(missing):
             missing[position] = parameters[which[position]].requires_grad
         shards = self._parameter_index.shards
-        gradients = gradients if shards is None else shards.gradients(gradients)
+        gradients = gradients if shards is None else shards.gradients(parameters)
         own = (
             gradients
             if np.array_equal(which, np.arange(len(gradients)))

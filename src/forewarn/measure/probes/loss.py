@@ -37,7 +37,7 @@ class EpochLoss:
 class LossProbe(Probe):
     """`train/loss`, its moving average, its level every 32 steps, and all other values passed to `monitor.step`.
 
-    On measured steps also `train/applied_twice`, from the graph of the loss.
+    On measured steps also `train/applied_twice` and `train/paired_outputs`, from the graph of the loss.
     """
 
     name = "loss"
@@ -78,14 +78,14 @@ class LossProbe(Probe):
                     readings += self._course_of(number)
             if graph is not None:
                 readings.append(Reading("train/applied_twice", ONE, ("", "softmax", "sigmoid").index(graph.twice)))
+                readings.append(Reading("train/paired_outputs", ONE, graph.num_paired))
             return readings
 
         return Pending(list(values.values()), decode, list(map(_part, values)))
 
-    def _course_of(self, loss: float) -> Iterator[Reading]:
+    def _course_of(self, loss: float) -> list[Reading]:
         as_stored = array("f", (loss,))[0]
-        for metric, reading in self.course.add(as_stored).items():
-            yield Reading(metric, ONE, reading)
+        return [Reading(metric, ONE, reading) for metric, reading in self.course.add(as_stored).items()]
 
     def _of_the_last_stage(self, step: Step) -> Iterator[Reading]:
         """In a pipeline, only the last stage knows the loss."""

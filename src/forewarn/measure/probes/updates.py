@@ -72,6 +72,7 @@ class Obstacles:
         stopped[gradients.norms == 0] = FrozenCause.ZERO_GRADIENT.value  # what follows outranks it
         stopped[self.rates == 0] = FrozenCause.ZERO_LR.value
         stopped[gradients.missing] = FrozenCause.NO_GRADIENT.value
+        stopped[gradients.removed] = FrozenCause.ON_PURPOSE.value
         stopped[~np.broadcast_to(stepped, len(stopped))] = FrozenCause.OPTIMIZER_NOT_STEPPED.value
         if skipped:
             stopped[:] = FrozenCause.STEP_SKIPPED.value
@@ -168,7 +169,7 @@ class UpdateProbe(Probe):
         def decode(arrays: Sequence[Array]) -> Iterator[Reading]:
             stepping, gradients = step.get(Stepping), step.get(GradientNorms)
             if not are_gradients_measured:
-                gradients = GradientNorms(np.full(len(names), np.nan), missing)
+                gradients = GradientNorms(np.full(len(names), np.nan), missing, np.zeros(len(names), bool))
             if stepping is None or gradients is None:
                 return
             ratios, norms, weight_norms = update_ratios(order, arrays, shares)

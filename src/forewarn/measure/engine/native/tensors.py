@@ -121,24 +121,23 @@ class Described(Sequence[Tensor]):
         sizes: NDArray[np.int64] = _SIZES[self.kinds]
         return sizes
 
-    def holds(self) -> bool:
-        """Whether every tensor still has its address and size; then the rest of the description still holds.
-
-        A new dtype or layout comes with a new address, because the old memory is freed after the new is allocated.
-        """
-        now = np.fromiter(map(Tensor.data_ptr, self.tensors), np.uint64, len(self.tensors))
-        if not np.array_equal(now, self.pointers):
-            return False
-        num_bytes = np.fromiter(map(_num_bytes, self.tensors), np.int64, len(self.tensors))
-        return np.array_equal(num_bytes, self.lengths * self.sizes)
-
 
 class Standing(tuple[T, ...]):
     """Tensors that are read repeatedly, such as weights; described again only when one of them has moved."""
 
     _latest: Described | None = None
+    _at: tuple[list[int], list[int]] | None = None
+    """Where they were when they were described; then the rest of the description still holds.
+
+    A new dtype or layout comes with a new address, because the old memory is freed after the new is allocated."""
 
     def described(self) -> Described | None:
-        if self._latest is None or not self._latest.holds():
+        if self._latest is None or self._at != _places_of(self):
             self._latest = described(list(self))
+            self._at = None if self._latest is None else _places_of(self)
         return self._latest
+
+
+def _places_of(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+    """The address and size in bytes of each, as lists, which compare quickly."""
+    return list(map(Tensor.data_ptr, tensors)), list(map(_num_bytes, tensors))
