@@ -215,7 +215,15 @@ def evaluation_part(diagnosis: Diagnosis) -> RenderableType:
     quiet = [
         alert for alert in diagnosis.ranked if alert.severity is Severity.INFO and alert.state is AlertState.FIRING
     ]
-    return Group(Text("Evaluation", style="bold"), *lines, *advice_lines(quiet))
+    return Group(Text("Evaluation", style="bold"), *lines, *map(_hanging, advice_lines(quiet)))
+
+
+def _hanging(line: Text) -> RenderableType:
+    """A line whose continuation is as far to the right as its first word, behind its number."""
+    start = len(line.plain) - len(line.plain.lstrip(" 0123456789."))
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_row(Text(line.plain[:start].rstrip() or " " * (start - 1)), line[start:])
+    return table
 
 
 def heading(run: Run) -> Text:
