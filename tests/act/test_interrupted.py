@@ -84,6 +84,7 @@ class FullDisk:
 
         def step(*args, **options):
             if monitor.at == ONSET:
+                monitor._writer.flush()  # on a fast machine, nothing may have been written so far
                 resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
             outcome = inner(*args, **options)
             if monitor.at == ONSET + self.steps:
