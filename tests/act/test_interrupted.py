@@ -123,7 +123,7 @@ def test_a_full_disk_leaves_a_run_that_goes_on(tmp_path):
 def goes_on(path) -> None:
     """A run whose processes have ended is continued by another one."""
     with forewarn.open_run(path) as run:
-        last = -1 if run.last_step is None else run.last_step  # the disk may be full before anything is written
+        last = run.last_step
     model = made()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     with forewarn.watch(model, optimizer, path, views=[], resume=True) as monitor:
