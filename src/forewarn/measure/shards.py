@@ -233,9 +233,11 @@ def _flat_handles(model: nn.Module) -> Iterator[tuple[nn.Module, Any]]:
 
 def are_of_another_fsdp(model: nn.Module, parameters: Sequence[nn.Parameter]) -> bool:
     """Whether some of these are flat pieces of an FSDP1 module around the model, which alone knows what they are."""
+    pieces = {id(parameter) for parameter in parameters if hasattr(parameter, "_fsdp_flattened")}
+    if not pieces:
+        return False
     held = [handle.flat_param for _, handle in _flat_handles(model)]
-    explained = {id(parameter) for flat in held for parameter in [flat, *(flat._params or ())]}
-    return any(hasattr(parameter, "_fsdp_flattened") and id(parameter) not in explained for parameter in parameters)
+    return not pieces <= {id(parameter) for flat in held for parameter in [flat, *(flat._params or ())]}
 
 
 def _size(part: tuple[int, int]) -> int:
