@@ -363,7 +363,8 @@ def representation_collapse(
     Two cases do not count. Rows after a ReLU naturally have a cosine of 0.5 to 0.98. A model for two classes needs only
     one line. A language model learns word frequencies first, and these lie on a line: while the loss falls, a single
     line is information only. A critic, or any head with a single output, may begin with a constant, and a policy with
-    states that are all alike. These fire only if samples differed before.
+    states that are all alike. These fire only if samples differed before. In reinforcement learning, a single output is
+    information even then: returns far from zero turn the states of a critic in one direction.
 
     ## Example
     fires: activation/row_cosine{head} 0.6x10 0.9999x3
@@ -379,9 +380,10 @@ def representation_collapse(
         value, column = cosine.last[index], ranks.get(scope, np.empty(0, np.float32))
         newest = float(column[-1]) if len(column) else math.nan
         if value >= settings.cosine:
-            differed = (cosine.values[:, index] < settings.differed).any()
-            if differed or (is_meant and _num_outputs(scope, info) > 1):
-                yield finding(Severity.WARNING, value, settings.cosine, scope, effective_rank=newest)
+            differed, is_single = (cosine.values[:, index] < settings.differed).any(), _num_outputs(scope, info) == 1
+            if differed or (is_meant and not is_single):
+                severity = Severity.INFO if is_single and not is_meant else Severity.WARNING
+                yield finding(severity, value, settings.cosine, scope, effective_rank=newest)
         elif newest <= settings.rank and _num_outputs(scope, info) >= settings.outputs:
             finite_ranks = column[np.isfinite(column)]
             if finite_ranks.max(initial=0.0) >= settings.earlier_rank:
