@@ -87,3 +87,11 @@ def test_the_group_of_each_parameter_follows_the_optimizer():
     assert parameter_index.groups().tolist() == [0, 0, -1, -1, -1, -1]
     optimizer.add_param_group({"params": list(model[1].parameters())})
     assert parameter_index.groups().tolist() == [0, 0, 1, 1, 1, -1]
+
+
+@pytest.mark.parametrize(("device", "is_copied"), [("cpu", True), ("meta", False)])
+def test_what_starts_with_the_values_of_a_trained_parameter_is_a_copy_if_they_can_be_read(device, is_copied):
+    trained = nn.Linear(3, 3, device=device)
+    model = nn.ModuleDict({"trained": trained, "idle": copy.deepcopy(trained), "other": nn.Linear(3, 3)})
+    info = ParameterIndex(model, [torch.optim.SGD(trained.parameters(), lr=0.1)]).info()
+    assert {name for name, one in info.items() if one.copied} == ({"idle.weight", "idle.bias"} if is_copied else set())

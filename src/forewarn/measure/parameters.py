@@ -7,6 +7,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -225,7 +226,7 @@ class ParameterIndex:
         twins = {shapes[place] for place in trained}
         idle = [int(place) for place in np.flatnonzero(~is_trained) if shapes[place] in twins]
         wanted = {shapes[place] for place in idle}
-        originals = {_first_values(self.parameters[place]) for place in trained if shapes[place] in wanted}
+        originals = {_first_values(self.parameters[place]) for place in trained if shapes[place] in wanted} - {()}
         return {place for place in idle if _first_values(self.parameters[place]) in originals}
 
     def info(self) -> dict[str, ParameterInfo]:
@@ -246,7 +247,13 @@ class ParameterIndex:
 
 
 def _first_values(parameter: Tensor) -> tuple[float, ...]:
-    return tuple(parameter.detach().flatten()[:_COMPARED].double().tolist())
+    """The first values that this process holds; none if they cannot be read, as on the meta device."""
+    try:
+        values: Any = parameter.detach()
+        part = values.to_local() if hasattr(values, "to_local") else values
+        return tuple(part.flatten()[:_COMPARED].double().tolist()) if part.is_floating_point() else ()
+    except RuntimeError:  # also NotImplementedError
+        return ()
 
 
 def _kinds(model: nn.Module) -> dict[int, str]:
