@@ -27,9 +27,9 @@ LOOKED_AT = (
 )
 """What a reader must know about the validation set."""
 MENDED = (
-    "The rules have been mended since the test set was run, on the development set and on public code. They have not "
-    "been judged on the test set again. The development set has an actor with a critic since then, so that "
-    "reinforcement learning with both is no longer new to them."
+    "After the test set was run, one rule was mended by what it showed: 17 of the 18 warnings about healthy "
+    "reinforcement learning were `representation-collapse` in a critic with a single output, which is information now. "
+    "The rules have not been judged on the test set again, and PPO is no longer a kind that they have not seen."
 )
 """What a reader must know about a test set that was run with earlier rules."""
 WIDENED = "The words of `corrupt-batches` and `saturated-tanh` were widened after runs of the development set."
