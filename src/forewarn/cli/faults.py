@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -108,7 +109,10 @@ def command(
         from forewarn.lab.bench.measurements import this_machine
         from forewarn.lab.faults.page import page as written
 
-        page.write_text(written(records, machine_sentences(this_machine(PACKAGES))))
+        machine = this_machine(PACKAGES)
+        if stored:  # the load of now is not that of the runs
+            machine = dataclasses.replace(machine, load=None)
+        page.write_text(written(records, machine_sentences(machine)))
     if wants_json:
         print_json(as_json(result))
     else:
