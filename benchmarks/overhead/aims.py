@@ -76,14 +76,14 @@ def _aims(result: WorkloadResult) -> Iterator[Aim]:
 
 def _share(result: WorkloadResult, what: str, cost: Cost, most: float) -> Aim:
     added, error = cost.added_share, result.noise
-    unclear = added.low <= most < added.high or abs(added.median - most) <= error
+    unclear = added.median < 0 or added.low <= most < added.high or abs(added.median - most) <= error
     verdict = "in the noise" if unclear else _word(added.high <= most)
     return Aim(result.name, what, f"at most {share(most).lstrip('+')}", share(added.median), verdict)
 
 
 def _seconds(result: WorkloadResult, cost: Cost, most: float) -> Aim:
     added, error = cost.added_seconds, result.noise * result.bare_seconds.median
-    unclear = added.low <= most < added.high or abs(added.median - most) <= error
+    unclear = added.median < 0 or added.low <= most < added.high or abs(added.median - most) <= error
     verdict = "in the noise" if unclear else _word(added.high <= most)
     return Aim(result.name, "a step without detail", f"at most {duration(most)}", duration(added.median), verdict)
 

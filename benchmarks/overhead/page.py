@@ -128,7 +128,7 @@ def _aims(results: Sequence[WorkloadResult]) -> Iterator[str]:
         return
     yield from ("", "## What was aimed at", "")
     yield "Medians over rounds. Where an aim lies between their quartiles, or no further from the median than the bare"
-    yield "loop from itself, it is in the noise: neither reached nor missed."
+    yield "loop from itself, or where a cost comes out below zero, it is in the noise: neither reached nor missed."
     yield ""
     rows = [(aim.workload, aim.what, aim.wanted, aim.measured, aim.verdict) for aim in decided]
     yield from _table(("workload", "what", "aim", "measured", "reached"), rows, num_words=2)
