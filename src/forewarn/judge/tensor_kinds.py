@@ -127,9 +127,8 @@ def side_outputs(scopes: tuple[str, ...], stopped: Bools, learning: Bools, outpu
     """The parameters of small layers whose output no loss uses, such as a head that only another task needs.
 
     `stopped` and `learning` mark the scopes without a gradient and those with one. Such a layer ran on this step, after
-    a layer that learns. What a `detach()` cuts off comes first, or is a larger part of the model. Where no output was
-    seen at all, as in a model that holds its layers in a list, the order of the parameters stands for that of the
-    layers.
+    a layer that learns. What a `detach()` cuts off comes first, or is a larger part of the model. A model that
+    holds its layers in a list shows no outputs; there, the order of the parameters stands for that of the layers.
     """
     sizes = num_elements(scopes, info)
     if len(outputs):
